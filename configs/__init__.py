@@ -1,0 +1,1 @@
+"""Recipes and launch settings: YAML and JSON files only, shipped as package data."""

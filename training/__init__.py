@@ -1,0 +1,1 @@
+"""Training: recipes, batches, losses, the loop, checkpoints, evaluation while it runs."""
