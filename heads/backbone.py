@@ -1,0 +1,371 @@
+"""The frozen backbone: any Hugging Face causal LM, driven from outside.
+
+The only place that knows how to get a causal LM's hidden states, final norm, embedding and output projection, and how
+to hand it a tree. The model itself is never changed: token ids, position ids, an additive 4-D mask (a dict of masks
+where layers differ) and a cache go in; hidden states come out, and the projection is applied to the rows that are needed.
+
+Hidden states are numbered as in transformers: 0 is the embedding output, k the output of layer k - 1, before the final
+norm. `Features.last` is after the final norm.
+
+Letters: B rows, T positions, H hidden width, V vocabulary, N layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from . import chat
+from .cache import Cache
+from .mask import attention_mask, causal, positions
+
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Tensor
+
+_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "norm_f", "final_norm")
+_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass
+class Features:
+    """What one forward of the backbone leaves behind."""
+
+    last: Tensor
+    """(B, T, H) after the final norm: what the output projection reads."""
+    taps: Tensor | None
+    """(B, T, len(taps) * H) the hidden states asked for, low to high, before any norm; None if none were."""
+
+    def __getitem__(self, index: Any) -> Features:
+        """Rows and positions, as on the tensors themselves."""
+        return Features(self.last[index], None if self.taps is None else self.taps[index])
+
+
+class Backbone:
+    """A causal LM and its tokenizer.
+
+    Args:
+        model: a transformers causal LM; put into eval mode, otherwise left as it is.
+        tokenizer: needed for texts and chats; token ids work without.
+        name: how files and reports call it; by default the folder or Hub id it was loaded from.
+
+    Raises:
+        UserError: a part cannot be found, a layer type cannot be rolled back, or the logits are not what norm and
+            projection give.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.config = model.config.get_text_config(decoder=True)
+        self.name = name or str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+        self.hidden_size: int = self.config.hidden_size
+        self.num_layers: int = self.config.num_hidden_layers
+        self._decoder: nn.Module = model.get_decoder()
+        self._layers = self._find_layers()
+        self._norm = self._find_norm()
+        self._projection: nn.Module = model.get_output_embeddings()
+        self._embedding: nn.Module = model.get_input_embeddings()
+        self._windows = self._find_windows()
+        self._cache_argument = _cache_argument(self._decoder)
+        self._checked = False
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self._embedding.parameters())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self._embedding.parameters())).dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output projection, V (a padded vocabulary counts with its padding)."""
+        return int(self.output_weight.shape[0])
+
+    @property
+    def max_positions(self) -> int:
+        """The longest text the model was made for, in tokens (a large number if the config does not say)."""
+        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The end-of-sequence ids of the generation config, else of the tokenizer."""
+        ids = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        if ids is None:
+            ids = getattr(self.tokenizer, "eos_token_id", None)
+        return frozenset([ids] if isinstance(ids, int) else ids or [])
+
+    @property
+    def output_weight(self) -> Tensor:
+        """(V, H) weight of the output projection; the embedding's own where they are tied."""
+        weight = self._projection.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def fingerprint(self) -> str:
+        """16 hex digits of the weights: a sample of each parameter, as bf16, so that the loading dtype does not matter."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.model.named_parameters()):
+            digest.update(f"{name}{tuple(weight.shape)}".encode())
+            flat = weight.detach().reshape(-1)
+            sample = flat[:: max(1, flat.numel() // 1024)].to(torch.bfloat16).float()
+            digest.update(sample.cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    # -- running it ----------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        cache: Cache | None = None,
+        ancestors: Tensor | None = None,
+        taps: Sequence[int] = (),
+    ) -> Features:
+        """One forward over (B, T) token ids.
+
+        With a cache, the tokens are written behind each row's committed ones and stay pending: say with `cache.commit`
+        which of them are to be kept. Without one, rows are whole texts, padded on the right if at all (padding is seen
+        by no true token).
+
+        Args:
+            ids: (B, T) token ids.
+            ancestors: (T, T) or (B, T, T) bool: the tokens are nodes of a tree, each seeing its ancestors and itself.
+                None: a text, each token seeing those before it.
+            taps: numbers of the hidden states to keep.
+
+        Returns:
+            Features over the T positions.
+        """
+        rows, width = ids.shape
+        lengths = [0] * rows if cache is None else cache.lengths
+        tree = causal(width, ids.device) if ancestors is None else ancestors
+        arguments: dict[str, Any] = {"attention_mask": self._masks(lengths, tree), "use_cache": cache is not None}
+        if cache is not None:
+            cache.forget()
+            cache.open(width)
+            arguments[self._cache_argument] = cache
+        with self._tapped(taps) as kept:
+            output = self._decoder(input_ids=ids, position_ids=positions(lengths, tree), **arguments)
+        tapped = torch.cat([kept[k].to(output.last_hidden_state.device) for k in taps], -1) if taps else None
+        return Features(output.last_hidden_state, tapped)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., H) hidden states after the final norm to (..., V) logits, with the model's own scales and soft cap."""
+        if not self._checked:
+            self._check_logits()
+        return self._logits(hidden)
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """What the model does to its projection's output: scales and soft cap (elementwise, so a slice may be given)."""
+        scale = getattr(self.config, "logit_scale", None)
+        divisor = getattr(self.config, "logits_scaling", None)
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        if scale is not None:
+            logits = logits * scale
+        if divisor is not None:
+            logits = logits / divisor
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """(...) token ids to (..., H) input embeddings, the model's own scale included."""
+        embedded = self._embedding(ids)
+        assert isinstance(embedded, Tensor)
+        return embedded
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm on (..., H)."""
+        normed = self._norm(hidden)
+        assert isinstance(normed, Tensor)
+        return normed
+
+    def new_cache(self, rows: int = 1, capacity: int = 256) -> Cache:
+        """An empty cache for this model."""
+        return Cache(rows, capacity)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: a str is one user turn, a list of messages a chat, both through the chat template.
+
+        Raises:
+            UserError: there is no tokenizer or template for it, or an id lies outside the vocabulary.
+        """
+        if isinstance(prompt, Tensor):
+            prompt = prompt.flatten().tolist()
+        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+            return self._checked_ids(prompt)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if self.tokenizer is None:
+            raise UserError("texts and chats need a tokenizer: Backbone(model, tokenizer)")
+        return chat.encode(self.tokenizer, messages, add_generation_prompt=True)  # type: ignore[arg-type]
+
+    # -- finding its parts ---------------------------------------------------------------------------------------
+
+    def _find_layers(self) -> nn.ModuleList:
+        for child in self._decoder.children():
+            if isinstance(child, nn.ModuleList) and len(child) == self.num_layers:
+                return child
+        raise UserError(f"{type(self._decoder).__name__}: no list of {self.num_layers} decoder layers was found in it")
+
+    def _find_norm(self) -> nn.Module:
+        for name in _NORM_NAMES:
+            module = getattr(self._decoder, name, None)
+            if isinstance(module, nn.Module):
+                return module
+        names = [name for name, _ in self._decoder.named_children()]
+        raise UserError(f"{type(self._decoder).__name__}: no final norm among its parts {names}")
+
+    def _find_windows(self) -> dict[str, int | None]:
+        """Width of the attention window (None: unlimited) by layer type."""
+        window = getattr(self.config, "sliding_window", None)
+        types = getattr(self.config, "layer_types", None)
+        if not types:
+            return {"full_attention": window}
+        unknown = sorted(set(types) - _KNOWN_LAYER_TYPES)
+        if unknown:
+            raise UserError(
+                f"{self.name}: layers of type {', '.join(unknown)} keep a state that cannot be rolled back when drafts "
+                "are rejected; models with full or sliding-window attention work"
+            )
+        return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(types))}
+
+    # -- calling it ----------------------------------------------------------------------------------------------
+
+    def _masks(self, lengths: Sequence[int], ancestors: Tensor) -> Tensor | dict[str, Tensor]:
+        masks = {
+            kind: attention_mask(lengths, ancestors, self.dtype, window=window) for kind, window in self._windows.items()
+        }
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    @contextmanager
+    def _tapped(self, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        """Keep the hidden states of these numbers while the block runs."""
+        kept: dict[int, Tensor] = {}
+        handles = []
+        for k in taps:
+            assert 0 <= k <= self.num_layers, f"hidden state {k} of a model with {self.num_layers} layers"
+            if k == 0:
+                handles.append(self._layers[0].register_forward_pre_hook(_keep_input(kept), with_kwargs=True))
+            else:
+                handles.append(self._layers[k - 1].register_forward_hook(_keep_output(kept, k)))
+        try:
+            yield kept
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.finish(self._projection(hidden.to(self.output_weight.dtype)))
+
+    @torch.no_grad()
+    def _check_logits(self) -> None:
+        """Once: the projection of the last hidden state has to be what the model itself calls logits."""
+        ids = torch.arange(1, 4, device=self.device)[None] % self.vocab_size
+        expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        found = self._logits(self.forward(ids).last)[0].float()
+        gap = (found - expected).abs().max().item()
+        if gap > 0.05 * expected.abs().max().item() + 1e-3:
+            raise UserError(
+                f"{self.name}: its logits are not the output projection of its last hidden state (largest difference "
+                f"{gap:.3g}); {type(self.model).__name__} does something between them that is not known here"
+            )
+        self._checked = True
+
+    def _checked_ids(self, ids: Sequence[Any]) -> list[int]:
+        for place, token in enumerate(ids):
+            if not 0 <= token < self.vocab_size:
+                raise UserError(f"token id {token} at position {place} lies outside the vocabulary of {self.vocab_size}")
+        if not ids:
+            raise UserError("the prompt is empty: at least one token is needed")
+        return list(ids)
+
+
+def load_backbone(
+    source: Any,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device | None = None,
+    revision: str | None = None,
+    attention: str | None = None,
+    trust_remote_code: bool = False,
+) -> Backbone:
+    """A backbone from a built-in name, a folder, a Hub id, or a model already in memory.
+
+    Args:
+        source: for example "smollm2-135m" (fetched at first use), "path/to/folder", "user/model", or a causal LM.
+        dtype: a torch dtype or its name ("bfloat16"); None keeps the stored one.
+        device: where to put it; None leaves it on the CPU.
+        attention: "sdpa" or "eager"; None lets transformers choose.
+
+    Raises:
+        UserError: there is no such model, or it cannot be loaded.
+    """
+    if isinstance(source, Backbone):
+        return source
+    if isinstance(source, nn.Module):
+        return Backbone(source)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from .fetch import BUILT_IN, fetch
+
+    where = str(fetch(source)) if source in BUILT_IN else str(source)
+    if not Path(where).exists() and (where.startswith((".", "/", "~")) or where.count("/") != 1):
+        raise UserError(f"{source}: no such folder; built-in backbones are {', '.join(BUILT_IN)}, Hub ids look like user/model")
+    options: dict[str, Any] = {"dtype": _dtype(dtype), "revision": revision, "trust_remote_code": trust_remote_code}
+    if attention is not None:
+        options["attn_implementation"] = attention
+    try:
+        model = AutoModelForCausalLM.from_pretrained(where, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{source}: cannot be loaded as a causal LM: {_first_line(error)}") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError):
+        tokenizer = None  # token ids still work, and texts say what is missing
+    if device is not None:
+        model = model.to(device)
+    return Backbone(model, tokenizer, name=str(source))
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
+    if dtype is None:
+        return "auto"
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(dtype, dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise UserError(f"dtype is {dtype!r}; choose float32, bfloat16 or float16")
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _cache_argument(decoder: nn.Module) -> str:
+    """transformers 5.24 renamed the forward argument `past_key_values` to `cache`."""
+    names = inspect.signature(inspect.unwrap(decoder.forward)).parameters
+    return "cache" if "cache" in names else "past_key_values"
+
+
+def _keep_output(kept: dict[int, Tensor], k: int) -> Any:
+    def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+        kept[k] = output[0] if isinstance(output, tuple) else output
+
+    return hook
+
+
+def _keep_input(kept: dict[int, Tensor]) -> Any:
+    def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        kept[0] = arguments[0] if arguments else keywords["hidden_states"]
+
+    return hook

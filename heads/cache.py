@@ -1,0 +1,177 @@
+"""Keys and values in preallocated slots: the one file that touches transformers' cache classes.
+
+Each row owns a line of slots. The first `lengths[row]` slots hold committed tokens, in order and from slot 0, whatever
+the other rows do; behind them lie the tokens of the forwards since the last commit ("pending"). `commit` keeps the
+accepted ones, gathered into place, and forgets the rest. Sliding-window layers keep every token here as well (the mask
+hides what has left the window), so that nothing is lost when drafts are rejected.
+
+Letters: B rows, T positions of one forward, S slots, h key-value heads, d their width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+_GROWTH = 256  # slots added at a time, at least
+
+
+class SlotLayer(CacheLayerMixin):
+    """The slots of one decoder layer; allocated when its first keys arrive."""
+
+    is_sliding = False
+    is_croppable = False
+
+    def __init__(self, owner: Cache) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys = _slots(key_states, self.owner.capacity)
+        self.values = _slots(value_states, self.owner.capacity)
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write (B, h, T, d) keys and values at the open slots; return all that a query may look at."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if self.keys.shape[2] < self.owner.capacity:
+            self.keys, self.values = (_grown(buffer, self.owner.capacity) for buffer in (self.keys, self.values))
+        self.owner.write(self.keys, key_states)
+        self.owner.write(self.values, value_states)
+        end = self.owner.end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.end, 0
+
+    def get_seq_length(self) -> int:
+        return max(self.owner.lengths)
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name up to transformers 5.17
+
+
+class Cache(transformers.Cache):
+    """Slots for `rows` rows; give it to a forward after `open`, then `commit` what is to stay.
+
+    Args:
+        rows: number of rows, B.
+        capacity: slots a row has at first; more are added as needed.
+    """
+
+    def __init__(self, rows: int = 1, capacity: int = _GROWTH) -> None:
+        super().__init__(layers=[])
+        self.capacity = capacity
+        self.lengths = [0] * rows
+        self.pending = 0
+        self._width = 0  # tokens of the open forward
+        self._index: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def end(self) -> int:
+        """One past the last slot that any row uses, pending tokens included."""
+        return max(self.lengths) + self.pending
+
+    def open(self, width: int) -> None:
+        """Make room for one forward of `width` tokens a row, behind the committed and the pending ones."""
+        self._width = width
+        self.pending += width
+        if self.end > self.capacity:
+            self.capacity = max(self.end, self.capacity + _GROWTH, self.capacity * 5 // 4)
+        self._index = None
+
+    def forget(self) -> None:
+        """Drop the pending tokens."""
+        self.pending = 0
+
+    def commit(self, kept: Sequence[Sequence[int]]) -> None:
+        """Keep, for each row, these of its pending tokens (numbered from 0 in the order they were written)."""
+        assert len(kept) == self.rows, f"commit got {len(kept)} rows for {self.rows}"
+        for row, chosen in enumerate(kept):
+            assert all(0 <= n < self.pending for n in chosen), f"row {row}: kept {list(chosen)} of {self.pending}"
+            self._gather(row, list(chosen))
+        self.lengths = [length + len(chosen) for length, chosen in zip(self.lengths, kept, strict=True)]
+        self.pending = 0
+
+    def commit_all(self) -> None:
+        """Keep every pending token of every row."""
+        self.lengths = [length + self.pending for length in self.lengths]
+        self.pending = 0
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Shorten each row to its first `lengths[row]` committed tokens; pending ones are dropped."""
+        assert all(new <= old for new, old in zip(lengths, self.lengths, strict=True)), "truncate cannot lengthen"
+        self.lengths, self.pending = list(lengths), 0
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows only, in this order."""
+        assert self.pending == 0, "select with pending tokens"
+        for layer in self.layers:
+            if layer.is_initialized:
+                index = torch.tensor(list(rows), device=layer.keys.device)
+                layer.keys, layer.values = layer.keys[index], layer.values[index]
+        self.lengths = [self.lengths[row] for row in rows]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by the model's attention: (B, h, T, d) in, all visible keys and values out."""
+        while len(self.layers) <= layer_idx:
+            self.layers.append(SlotLayer(self))
+        return self.layers[layer_idx].update(key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return max(self.lengths)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.end, 0
+
+    def write(self, buffer: Tensor, states: Tensor) -> None:
+        """Put the (B, h, T, d) states of the open forward into a (B, h, S, d) buffer."""
+        assert states.shape[2] == self._width, f"{states.shape[2]} tokens written where {self._width} were opened"
+        before = self.pending - self._width
+        if min(self.lengths) == max(self.lengths):
+            start = self.lengths[0] + before
+            buffer[:, :, start : start + self._width] = states
+            return
+        if self._index is None or self._index[0].device != buffer.device:
+            start_of_row = torch.tensor(self.lengths, device=buffer.device) + before
+            slots = start_of_row[:, None] + torch.arange(self._width, device=buffer.device)  # (B, T)
+            self._index = torch.arange(self.rows, device=buffer.device)[:, None], slots
+        buffer.transpose(1, 2)[self._index] = states.transpose(1, 2)
+
+    def _gather(self, row: int, chosen: list[int]) -> None:
+        """Copy the chosen pending tokens of a row to the slots behind its committed ones."""
+        if chosen == list(range(len(chosen))):
+            return  # already in place
+        start = self.lengths[row]
+        for layer in self.layers:
+            if layer.is_initialized:
+                index = torch.tensor(chosen, device=layer.keys.device) + start
+                for buffer in (layer.keys, layer.values):
+                    # index_select copies first: source and destination overlap
+                    buffer[row, :, start : start + len(chosen)] = buffer[row].index_select(1, index)
+
+
+def _slots(states: Tensor, capacity: int) -> Tensor:
+    rows, heads, _, width = states.shape
+    return states.new_zeros((rows, heads, capacity, width))
+
+
+def _grown(buffer: Tensor, capacity: int) -> Tensor:
+    larger = _slots(buffer, capacity)
+    larger[:, :, : buffer.shape[2]] = buffer
+    return larger

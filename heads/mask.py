@@ -1,0 +1,86 @@
+"""Who sees whom: additive 4-D attention masks for rows, trees and windows.
+
+Letters: B rows, T query positions (text or tree nodes), P pending positions (earlier ones of this round and the T), S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def causal(width: int, device: torch.device | None = None) -> Tensor:
+    """(T, T) bool: each position sees itself and those before it."""
+    return torch.ones(width, width, dtype=torch.bool, device=device).tril()
+
+
+def positions(lengths: Sequence[int], ancestors: Tensor) -> Tensor:
+    """(B, T) position ids of the last T pending tokens: committed length plus number of proper ancestors.
+
+    Args:
+        lengths: committed tokens of each row.
+        ancestors: (T, P) or (B, T, P) bool, which pending tokens a query sees, itself included.
+    """
+    depth = ancestors.sum(-1) - 1  # (T,) or (B, T)
+    return torch.tensor(lengths, device=ancestors.device)[:, None] + depth
+
+
+def attention_mask(
+    lengths: Sequence[int], ancestors: Tensor, dtype: torch.dtype, *, window: int | None = None
+) -> Tensor:
+    """(B, 1, T, S) additive mask over the slots of a cache: 0 where a query looks, the dtype's minimum elsewhere.
+
+    A query sees the committed tokens of its row and its own ancestors among the pending ones, both only within
+    `window` positions (itself counted) where there is a window.
+
+    Args:
+        lengths: committed tokens of each row; pending ones lie right behind them.
+        ancestors: (T, P) or (B, T, P) bool; the queries are the last T of the P pending tokens.
+        window: width of sliding-window attention, or None.
+    """
+    rows, longest = len(lengths), max(lengths)
+    width, pending = ancestors.shape[-2:]
+    device = ancestors.device
+    if window is None and min(lengths) == longest:
+        visible = torch.ones((ancestors.shape[0] if ancestors.ndim == 3 else 1), width, longest + pending,
+                             dtype=torch.bool, device=device)
+        visible[..., longest:] = ancestors
+        return _additive(visible.expand(rows, -1, -1), dtype)
+    length = torch.tensor(lengths, device=device)[:, None]  # (B, 1)
+    slot = torch.arange(longest + pending, device=device)[None]  # (1, S)
+    offset = slot - length  # (B, S): which pending token lies in this slot
+    inside = (offset >= 0) & (offset < pending)
+    offset = offset.clamp(0, pending - 1)
+    if ancestors.ndim == 2:
+        pending_visible = ancestors[:, offset].transpose(0, 1)  # (B, T, S)
+    else:
+        pending_visible = ancestors.gather(2, offset[:, None].expand(-1, width, -1))
+    visible = torch.where(inside[:, None], pending_visible, (slot < length)[:, None])
+    if window is not None:
+        visible = visible & _within(window, length, slot, offset, inside, ancestors)
+    return _additive(visible, dtype)
+
+
+def _within(window: int, length: Tensor, slot: Tensor, offset: Tensor, inside: Tensor, ancestors: Tensor) -> Tensor:
+    """(B, T, S) bool: the slot's position is less than `window` behind the query's.
+
+    A visible pending slot is an ancestor, so its distance is the number of the query's ancestors below it; ancestors come
+    in order of depth, hence a running count from the right gives it.
+    """
+    depth = ancestors.sum(-1) - 1  # (T,) or (B, T)
+    query = length + depth if depth.ndim == 2 else length + depth[None]  # (B, T) positions
+    below = ancestors.flip(-1).cumsum(-1).flip(-1) - 1  # (.., T, P) distance to each ancestor
+    if below.ndim == 2:
+        distance = below[:, offset].transpose(0, 1)  # (B, T, S)
+    else:
+        distance = below.gather(2, offset[:, None].expand(-1, below.shape[1], -1))
+    distance = torch.where(inside[:, None], distance, query[:, :, None] - slot[:, None])
+    return distance < window
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, T, S) bool to the (B, 1, T, S) float form that eager and sdpa attention both add."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
