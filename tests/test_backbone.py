@@ -1,0 +1,205 @@
+"""The backbone: hidden states, logits and trees as the model itself has them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import zoo
+from headstart.errors import UserError
+from headstart.heads.backbone import Backbone, load_backbone
+from headstart.heads.mask import attention_mask, causal, positions
+
+FAMILIES = list(zoo.FAMILIES)
+
+
+def ids(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(3, zoo.VOCAB, (1, count), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_features_are_the_models_own(family: str, attention: str) -> None:
+    backbone = zoo.backbone(family, attention=attention)
+    text = ids(20)
+    expected = backbone.model(input_ids=text, output_hidden_states=True)
+    features = backbone.forward(text, taps=(0, 2, 3))
+    torch.testing.assert_close(backbone.logits(features.last), expected.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(features.taps, torch.cat([expected.hidden_states[k] for k in (0, 2, 3)], -1))
+    torch.testing.assert_close(backbone.embed(text), expected.hidden_states[0])
+
+
+@torch.no_grad()
+def test_the_last_hidden_state_is_tapped_before_the_norm() -> None:
+    backbone = zoo.backbone()
+    features = backbone.forward(ids(5), taps=(4,))
+    torch.testing.assert_close(backbone.norm(features.taps), features.last)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_tree_nodes_see_their_ancestors_only(family: str) -> None:
+    """Each node of a tree behind a cached text has the logits of the plain text that leads to it."""
+    backbone, text = zoo.backbone(family), ids(13)
+    parents = [-1, 0, 0, 1, 3, 2]
+    nodes = ids(6, seed=1)
+    ancestors = torch.zeros(6, 6, dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        ancestors[node, node] = True
+        if parent >= 0:
+            ancestors[node] |= ancestors[parent]
+    cache = backbone.new_cache(capacity=8)
+    backbone.forward(text, cache=cache)
+    cache.commit_all()
+    found = backbone.logits(backbone.forward(nodes, cache=cache, ancestors=ancestors).last)[0]
+    for node in range(6):
+        path = nodes[:, ancestors[node]]
+        whole = torch.cat([text, path], 1)
+        expected = backbone.model(input_ids=whole).logits[0, -1]
+        torch.testing.assert_close(found[node], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_cache_after_commit_equals_a_fresh_prefill(family: str) -> None:
+    backbone, text = zoo.backbone(family), ids(11)
+    cache = backbone.new_cache()
+    backbone.forward(text, cache=cache)
+    cache.commit_all()
+    nodes = ids(5, seed=2)
+    ancestors = torch.eye(5, dtype=torch.bool)
+    ancestors[:, 0] = True
+    ancestors[4, 2] = True  # 0 -> {1, 2 -> 4, 3}
+    backbone.forward(nodes, cache=cache, ancestors=ancestors)
+    cache.commit([[0, 2, 4]])
+    fresh = backbone.new_cache()
+    backbone.forward(torch.cat([text, nodes[:, [0, 2, 4]]], 1), cache=fresh)
+    fresh.commit_all()
+    assert cache.lengths == fresh.lengths == [14]
+    for layer, expected in zip(cache.layers, fresh.layers, strict=True):
+        torch.testing.assert_close(layer.keys[:, :, :14], expected.keys[:, :, :14], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(layer.values[:, :, :14], expected.values[:, :, :14], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_ragged_rows_equal_single_rows(family: str) -> None:
+    backbone = zoo.backbone(family)
+    texts = [ids(n, seed=n)[0] for n in (3, 9, 14)]
+    padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    cache = backbone.new_cache(rows=3)
+    prefill = backbone.forward(padded, cache=cache)
+    cache.commit([list(range(len(text))) for text in texts])
+    more = backbone.forward(ids(12, seed=5).reshape(3, 4), cache=cache)
+    for row, text in enumerate(texts):
+        expected = backbone.forward(text[None]).last[0]
+        torch.testing.assert_close(prefill.last[row, : len(text)], expected, rtol=1e-4, atol=1e-4)
+        whole = torch.cat([text, ids(12, seed=5).reshape(3, 4)[row]])
+        torch.testing.assert_close(more.last[row], backbone.forward(whole[None]).last[0, -4:], rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_rows_can_be_selected() -> None:
+    backbone = zoo.backbone()
+    text = ids(12).reshape(3, 4)
+    cache = backbone.new_cache(rows=3)
+    backbone.forward(text, cache=cache)
+    cache.commit([[0, 1], [0, 1, 2], [0, 1, 2, 3]])
+    cache.select([2, 0])
+    assert cache.lengths == [4, 2]
+    found = backbone.forward(ids(2, seed=3).reshape(2, 1), cache=cache).last
+    expected = backbone.forward(torch.cat([text[0, :2], ids(2, seed=3)[0, 1:]])[None]).last[0, -1]
+    torch.testing.assert_close(found[1, 0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_mask_equals_its_definition(window: int | None) -> None:
+    """Against the plain definition, for ragged rows and a tree whose last level is the query."""
+    lengths = [2, 5]
+    ancestors = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
+    queries = ancestors[2:]
+    mask = attention_mask(lengths, queries, torch.float32, window=window)
+    where = positions(lengths, queries)
+    depth = ancestors.sum(-1) - 1
+    for row, length in enumerate(lengths):
+        for query in range(2):
+            for slot in range(max(lengths) + 4):
+                pending = slot - length
+                seen = slot < length or (pending < 4 and bool(queries[query, pending]))
+                position = slot if slot < length else length + int(depth[pending]) if pending < 4 else 0
+                if window is not None:
+                    seen = seen and int(where[row, query]) - position < window
+                assert (mask[row, 0, query, slot] == 0) == seen
+
+
+def test_causal_positions_count_up() -> None:
+    assert positions([4, 0], causal(3)).tolist() == [[4, 5, 6], [0, 1, 2]]
+
+
+@torch.no_grad()
+def test_capacity_grows_and_keeps_what_is_there() -> None:
+    backbone, text = zoo.backbone(), ids(40)
+    cache = backbone.new_cache(capacity=4)
+    for token in text[0]:
+        last = backbone.forward(token.reshape(1, 1), cache=cache).last
+        cache.commit_all()
+    torch.testing.assert_close(last[0, -1], backbone.forward(text).last[0, -1], rtol=1e-4, atol=1e-4)
+
+
+def test_fingerprint_knows_the_weights_and_not_the_dtype() -> None:
+    backbone = zoo.backbone()
+    before = backbone.fingerprint()
+    assert Backbone(zoo.model().to(torch.bfloat16)).fingerprint() == before
+    assert zoo.backbone(seed=1).fingerprint() != before
+
+
+def test_encode_takes_texts_chats_and_ids() -> None:
+    backbone = zoo.backbone()
+    text = backbone.encode("red sun")
+    assert text == backbone.encode([{"role": "user", "content": "red sun"}])
+    assert backbone.encode(text) == backbone.encode(torch.tensor([text])) == text
+    assert backbone.tokenizer.decode(text).endswith("<|im_start|>assistant\n")
+    with pytest.raises(UserError, match="outside the vocabulary of 96"):
+        backbone.encode([3, 96])
+    with pytest.raises(UserError, match="empty"):
+        backbone.encode([])
+    with pytest.raises(UserError, match="tokenizer"):
+        Backbone(zoo.model()).encode("red")
+
+
+def test_a_tokenizer_without_template_is_named() -> None:
+    import copy
+
+    bare = copy.deepcopy(zoo.tokenizer())
+    bare.chat_template = None
+    with pytest.raises(UserError, match="no chat template"):
+        Backbone(zoo.model(), bare).encode("red")
+
+
+def test_a_missing_folder_is_named() -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        load_backbone("./nowhere")
+
+
+def test_a_folder_loads(tmp_path) -> None:
+    zoo.model().save_pretrained(tmp_path)
+    zoo.tokenizer().save_pretrained(tmp_path)
+    backbone = load_backbone(str(tmp_path), dtype="bfloat16")
+    assert backbone.dtype == torch.bfloat16
+    assert backbone.encode("red sun") == zoo.backbone().encode("red sun")
+
+
+def test_layers_with_a_state_are_refused_by_name() -> None:
+    tiny = zoo.model("qwen3")
+    tiny.config.layer_types = ["full_attention", "linear_attention", "full_attention", "full_attention"]
+    with pytest.raises(UserError, match="linear_attention"):
+        Backbone(tiny)
+
+
+def test_logits_that_are_no_projection_are_refused() -> None:
+    tiny = zoo.model()
+    plain = tiny.lm_head.forward
+    backbone = Backbone(tiny)
+    tiny.forward = lambda **kw: type("Out", (), {"logits": 2 * plain(torch.ones(1, 3, 32))})()
+    with pytest.raises(UserError, match="not the output projection"):
+        backbone.logits(torch.zeros(1, 1, 32))
