@@ -1,0 +1,157 @@
+"""Plain batched decoding of a fixed group of prompts, for the data commands.
+
+Rows start together at their own lengths, leave the batch when they end, and never wait for one another in the cache.
+A row's tokens depend on (seed, sample number) and, in half precision, on its group: a group is computed in one go.
+
+Letters: B rows still running, T prompt positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ..errors import UserError
+from ..heads.backbone import Backbone
+from ..heads.cache import Cache
+from .sampler import gumbel_noise
+
+_PREFILL_TOKENS = 4096  # prompt tokens of one forward: bounds the memory of masks and activations
+
+
+@torch.inference_mode()
+def decode_group(
+    backbone: Backbone,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int],
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    repetition_penalty: float = 1.0,
+    seed: int = 0,
+    samples: Sequence[int] | None = None,
+    eos: frozenset[int] | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> list[list[int]]:
+    """New tokens for each prompt, the end token included where one came before the limit.
+
+    Args:
+        prompts: token ids, at least one each.
+        max_new_tokens: for all, or one for each prompt.
+        temperature: 0 is greedy; above it, warpers act in transformers' order (temperature, top_k, top_p) and the
+            noise at a position depends on (seed, sample number, position).
+        samples: the sample number of each prompt; by default its place in the group.
+        eos: end tokens; by default the backbone's.
+        on_step: called after each forward with the number of tokens it gave.
+
+    Raises:
+        UserError: a prompt is empty, or does not fit into the backbone's context with at least one new token.
+    """
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    limits = [min(n, _room(backbone, i, p)) for i, (p, n) in enumerate(zip(prompts, limits, strict=True))]
+    numbers = list(samples if samples is not None else range(len(prompts)))
+    stops = backbone.eos_token_ids if eos is None else eos
+    processors = _processors(temperature, top_k, top_p, repetition_penalty, backbone)
+    texts = [list(prompt) for prompt in prompts]
+    running = list(range(len(prompts)))
+    if not running:
+        return []
+    cache, logits = _prefill(backbone, texts, max(limits))
+    while True:
+        rows = [texts[row] for row in running]
+        chosen = _choose(logits, rows, processors, temperature, seed, [numbers[row] for row in running])
+        for row, token in zip(running, chosen, strict=True):
+            texts[row].append(token)
+        if on_step is not None:
+            on_step(len(running))
+        going = [
+            place for place, row in enumerate(running)
+            if chosen[place] not in stops and len(texts[row]) - len(prompts[row]) < limits[row]
+        ]
+        if len(going) < len(running):
+            running = [running[place] for place in going]
+            if not running:
+                return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+            cache.select(going)
+        last = torch.tensor([[texts[row][-1]] for row in running], device=backbone.device)  # (B, 1)
+        hidden = backbone.forward(last, cache=cache).last
+        cache.commit_all()
+        logits = backbone.logits(hidden[:, -1])  # (B, V)
+
+
+def _room(backbone: Backbone, place: int, prompt: Sequence[int]) -> int:
+    """New tokens that fit behind a prompt."""
+    if not prompt:
+        raise UserError(f"prompt {place} is empty: at least one token is needed")
+    room = backbone.max_positions - len(prompt)
+    if room < 1:
+        raise UserError(
+            f"prompt {place} has {len(prompt)} tokens, and {backbone.name} takes texts of {backbone.max_positions}"
+        )
+    return room
+
+
+def _prefill(backbone: Backbone, texts: list[list[int]], new_tokens: int) -> tuple[Cache, Tensor]:
+    """The cache behind all prompts, and the (B, V) logits after each."""
+    cache = backbone.new_cache(len(texts), capacity=max(map(len, texts)) + new_tokens)
+    last = torch.empty(len(texts), backbone.hidden_size, dtype=backbone.dtype, device=backbone.device)
+    width = max(1, _PREFILL_TOKENS // len(texts))
+    for start in range(0, max(map(len, texts)), width):
+        chunk = [text[start : start + width] for text in texts]
+        longest = max(map(len, chunk))
+        ids = torch.tensor([part + [0] * (longest - len(part)) for part in chunk], device=backbone.device)  # (B, T)
+        hidden = backbone.forward(ids, cache=cache).last
+        cache.commit([range(len(part)) for part in chunk])
+        for row, part in enumerate(chunk):
+            if part:
+                last[row] = hidden[row, len(part) - 1]
+    return cache, backbone.logits(last)
+
+
+def _processors(
+    temperature: float, top_k: int, top_p: float, penalty: float, backbone: Backbone
+) -> LogitsProcessorList:
+    chosen = LogitsProcessorList()
+    if penalty != 1.0:
+        chosen.append(RepetitionPenaltyLogitsProcessor(penalty))
+    if temperature > 0:
+        if temperature != 1.0:
+            chosen.append(TemperatureLogitsWarper(temperature))
+        if top_k:
+            chosen.append(TopKLogitsWarper(min(top_k, backbone.vocab_size)))
+        if top_p < 1.0:
+            chosen.append(TopPLogitsWarper(top_p))
+    return chosen
+
+
+def _choose(
+    logits: Tensor,
+    texts: list[list[int]],
+    processors: LogitsProcessorList,
+    temperature: float,
+    seed: int,
+    numbers: list[int],
+) -> list[int]:
+    """The next token of each row from its (B, V) logits."""
+    scores = logits.float()
+    if processors:
+        longest = max(map(len, texts))
+        # processors of this loop look only at which tokens a text has: repeating its last one as padding changes nothing
+        ids = torch.tensor([text + [text[-1]] * (longest - len(text)) for text in texts], device=logits.device)
+        scores = processors(ids, scores)
+    if temperature == 0:
+        return scores.argmax(-1).tolist()
+    noise = torch.stack(
+        [gumbel_noise(seed, number, len(text), scores.shape[-1]) for number, text in zip(numbers, texts, strict=True)]
+    )
+    return (scores.double().cpu() + noise).argmax(-1).tolist()

@@ -1,0 +1,68 @@
+"""Plain batched decoding against transformers' generate and against single rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import zoo
+from headstart.errors import UserError
+from headstart.inference.plain import decode_group
+
+PROMPTS = [[5, 6, 7], list(range(10, 31)), [40, 41, 42, 43, 44, 45, 46], [9]]
+
+
+def alone(backbone, prompt: list[int], count: int) -> list[int]:
+    made = backbone.model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False)
+    return made[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", list(zoo.FAMILIES))
+def test_greedy_rows_equal_generate(family: str) -> None:
+    backbone = zoo.backbone(family)
+    found = decode_group(backbone, PROMPTS, max_new_tokens=24)
+    assert found == [alone(backbone, prompt, 24) for prompt in PROMPTS]
+
+
+def test_rows_end_at_their_own_end_token_and_limit() -> None:
+    backbone = zoo.backbone()
+    free = decode_group(backbone, PROMPTS, max_new_tokens=24, eos=frozenset())
+    stop = free[1][5]
+    found = decode_group(backbone, PROMPTS, max_new_tokens=[3, 24, 24, 1], eos=frozenset({stop}))
+    for row, (full, limit) in enumerate(zip(free, [3, 24, 24, 1], strict=True)):
+        end = full.index(stop) + 1 if stop in full[:limit] else limit
+        assert found[row] == full[:end]
+
+
+def test_sampled_rows_do_not_depend_on_their_neighbours() -> None:
+    backbone = zoo.backbone()
+    options = {"max_new_tokens": 12, "temperature": 0.9, "top_p": 0.8, "top_k": 20, "seed": 7}
+    together = decode_group(backbone, PROMPTS, **options)
+    for row, prompt in enumerate(PROMPTS):
+        assert decode_group(backbone, [prompt], samples=[row], **options) == [together[row]]
+    assert decode_group(backbone, [PROMPTS[0]], samples=[9], **options) != [together[0]]
+
+
+def test_long_prompts_are_prefilled_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = zoo.backbone()
+    expected = decode_group(backbone, PROMPTS, max_new_tokens=8)
+    monkeypatch.setattr("headstart.inference.plain._PREFILL_TOKENS", 20)  # five positions a row at a time
+    assert decode_group(backbone, PROMPTS, max_new_tokens=8) == expected
+
+
+def test_repetition_penalty_equals_generate() -> None:
+    backbone = zoo.backbone()
+    found = decode_group(backbone, PROMPTS, max_new_tokens=16, repetition_penalty=1.5)
+    for prompt, tokens in zip(PROMPTS, found, strict=True):
+        expected = backbone.model.generate(
+            torch.tensor([prompt]), max_new_tokens=16, do_sample=False, repetition_penalty=1.5
+        )
+        assert tokens == expected[0, len(prompt) :].tolist()
+
+
+def test_prompts_that_do_not_fit_are_named() -> None:
+    backbone = zoo.backbone()
+    with pytest.raises(UserError, match="prompt 1 is empty"):
+        decode_group(backbone, [[4], []], max_new_tokens=1)
+    with pytest.raises(UserError, match="prompt 0 has 256 tokens"):
+        decode_group(backbone, [[4] * 256], max_new_tokens=1)
+    assert len(decode_group(backbone, [[4] * 254], max_new_tokens=9, eos=frozenset())[0]) == 2
