@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,20 +55,23 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 def whole_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success it takes the place of `path`, on failure it is removed.
 
+    A folder that is replaced and holds names that the new one has not is kept beside it as `NAME.old`.
+
     Raises:
-        UserError: the parent folder cannot be written, or the disk is full.
+        UserError: the parent folder cannot be written, `path` is a file or a folder one stands in, or the disk is full.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))  # behind a link, the folder itself is replaced
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path}: is a file, and a folder is to be written there; move it away or choose another name")
+    if any(place.is_relative_to(path) for place in (Path.cwd(), Path.home())):
+        raise UserError(f"{path}: would be replaced as a whole; name a folder of its own")
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
         temporary.chmod(0o755)  # mkdtemp makes it private; the finished folder is an ordinary one
         try:
             yield temporary
-            old = _move_away(path)
-            os.replace(temporary, path)
-            if old is not None:
-                shutil.rmtree(old, ignore_errors=True)
+            _swap(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -83,7 +87,7 @@ def write_jsonl(path: str | Path, rows: Iterable[Any]) -> int:
     count = 0
     with whole_file(path) as temporary, _open_for_writing(temporary, str(path).endswith(".gz")) as handle:
         for row in rows:
-            handle.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+            handle.write(_line(row))
             count += 1
     return count
 
@@ -96,16 +100,17 @@ def read_jsonl(path: str | Path) -> Iterator[Any]:
     """
     opener = gzip.open if str(path).endswith(".gz") else open
     try:
-        with opener(path, "rt", encoding="utf-8") as handle:
+        with opener(path, "rt", encoding="utf-8-sig") as handle:
             for number, line in enumerate(handle, 1):
                 if line.strip():
                     try:
                         yield json.loads(line)
                     except json.JSONDecodeError as error:
-                        raise UserError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from None
+                        place = f"{path}, line {number}"
+                        raise UserError(f"{place}: not JSON ({error.msg} at column {error.colno})") from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (IsADirectoryError, UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read as JSON lines ({error})") from None
 
 
@@ -117,16 +122,34 @@ def file_hash(path: str | Path) -> str:
 
 def text_hash(text: str) -> str:
     """SHA-256 of a text's UTF-8 bytes, in hex."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def _move_away(path: Path) -> Path | None:
-    """Rename an existing folder aside, so that a full one can take its name; None if there is nothing."""
+def _swap(new: Path, path: Path) -> None:
+    """Give a finished folder the name `path`; a folder that has that name gets it back if this fails."""
     if not path.exists():
-        return None
+        os.replace(new, path)
+        return
+    foreign = set(os.listdir(path)) - set(os.listdir(new))
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     os.replace(path, old)
-    return old
+    try:
+        os.replace(new, path)
+    except BaseException:
+        os.replace(old, path)
+        raise
+    if foreign:
+        names = (path.with_name(f"{path.name}.old{number}") for number in ("", *range(2, 1000)))
+        os.replace(old, next(name for name in names if not name.exists()))
+    else:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _line(row: Any) -> bytes:
+    try:
+        return (json.dumps(row, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:  # half of a surrogate pair has no bytes; escaped it survives
+        return (json.dumps(row) + "\n").encode()
 
 
 @contextmanager
@@ -145,7 +168,7 @@ def _explained(path: Path) -> Iterator[None]:
     """Turn what the operating system says of a write into a message for the user."""
     try:
         yield
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+    except (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}: {error.filename})") from error
     except OSError as error:
         if error.errno in (28, 30, 122):  # ENOSPC, EROFS, EDQUOT

@@ -1,0 +1,182 @@
+"""The command line: verbs found, flags read, help printed, errors told. What each verb does stands in `verbs.py`.
+
+Help reads the settings classes from source, so that it imports no room and no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from headstart.errors import UserError
+from headstart.flags import Setting, add_flags, describe, given
+from headstart.settings import build
+from headstart.verbs import VERBS, Verb
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0, 2 for what the user can put right, 130 when interrupted."""
+    try:
+        _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except UserError as error:
+        return _told(str(error), 2)
+    except KeyboardInterrupt:
+        return _told("interrupted; what was finished is kept, and the same command goes on from there", 130)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("headstart"):
+            raise
+        return _told(_shadowed(error.name or ""), 2)
+    return 0
+
+
+def _run(arguments: list[str]) -> None:
+    """Find the verb, read its flags, build its settings, run it."""
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    if arguments[:1] == ["--version"]:
+        from headstart import __version__
+
+        print(f"headstart {__version__}")
+        return
+    name, rest = _verb(arguments)
+    if name not in VERBS:
+        print(_overview(name))
+        return
+    verb = VERBS[name]
+    described = [describe(*one.split(":")) for one in verb.settings]
+    typed = _typed(name, verb, described, rest)
+    if typed is not None:
+        made: list[object] = [
+            build(_imported(one), given(typed, settings), _origin(name, verb))
+            for one, settings in zip(verb.settings, described, strict=True)
+        ]
+        verb.run(*made)
+
+
+def _verb(arguments: list[str]) -> tuple[str, list[str]]:
+    """The verb and what follows it; a name that is no verb (empty, or a group such as `data`) asks for an overview."""
+    words = [word for word in arguments if word not in ("-h", "--help")]
+    if not words:
+        return "", []
+    if words[0].startswith("-"):
+        raise UserError(f"{words[0]} comes after a verb; see headstart --help")
+    groups = {name.split()[0] for name in VERBS if " " in name}
+    if words[0] not in groups:
+        return _known(words[0], arguments), arguments[1:]
+    if len(words) == 1 or words[1].startswith("-"):
+        return words[0], []
+    return _known(f"{words[0]} {words[1]}", arguments), arguments[2:]
+
+
+def _known(name: str, arguments: list[str]) -> str:
+    if name in VERBS:
+        return name
+    near = difflib.get_close_matches(name, VERBS, 1, 0.5)
+    near = near or [verb for verb in VERBS if verb.split()[-1] == name.split()[-1]]  # `prepare` for `data prepare`
+    hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(VERBS)}"
+    raise UserError(f"no verb {name!r}; {hint}")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def _typed(name: str, verb: Verb, described: list[list[Setting]], rest: list[str]) -> argparse.Namespace | None:
+    """What was typed after the verb; None if that was a wish for help, which is printed."""
+    parser = _Parser(
+        prog=f"headstart {name}",
+        usage=" ".join(["headstart", name, *(one.upper() for one in verb.positional), "[flags]"]),
+        description=verb.summary,
+        epilog=_epilog(verb) if "-h" in rest or "--help" in rest else None,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=_width()),
+        allow_abbrev=False,
+        add_help=False,
+    )
+    for settings in described:
+        add_flags(parser, settings, verb.positional)
+    if "-h" in rest or "--help" in rest:
+        print(parser.format_help().rstrip())
+        return None
+    typed, unknown = parser.parse_known_intermixed_args(rest)
+    for word in sorted(unknown, key=lambda word: not word.startswith("-")):
+        flag = word.split("=")[0]
+        near = difflib.get_close_matches(flag, parser._option_string_actions, 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near and word.startswith("-") else f"see {parser.prog} --help"
+        raise UserError(f"{name} takes no {flag}; {hint}")
+    return typed
+
+
+def _origin(name: str, verb: Verb) -> Callable[[str], str]:
+    def origin(key: str) -> str:
+        flag = "" if not key or key in verb.positional else " --" + key.replace("_", "-")
+        return f"{name}{flag}"
+
+    return origin
+
+
+def _imported(name: str) -> type:
+    """The class that `module:Class` names; this is where torch comes in."""
+    import importlib
+
+    module, cls = name.split(":")
+    found: type = getattr(importlib.import_module(module), cls)
+    return found
+
+
+# --- what is printed ------------------------------------------------------------------------------------------------
+
+
+def _overview(group: str) -> str:
+    """All verbs, or those of a group, a line each."""
+    lines = [f"  headstart {name:<18} {verb.summary}" for name, verb in VERBS.items() if name.startswith(group)]
+    title = "Draft heads for a frozen causal LM: trained, verified, decoded with exactly."
+    head = [title, ""] if not group else []
+    first = next(verb.examples[0] for name, verb in VERBS.items() if name.startswith(group) and verb.examples)
+    return "\n".join([*head, *lines, "", "Flags and examples: headstart VERB --help. For a start:", f"  {first}"])
+
+
+def _epilog(verb: Verb) -> str:
+    return "\n".join([*_recipe_lines(verb), "examples:", *(f"  {example}" for example in verb.examples)])
+
+
+def _recipe_lines(verb: Verb) -> Iterator[str]:
+    """The keys of the file that a verb reads, as `key=value` takes them."""
+    if verb.recipe is None:
+        return
+    yield "recipe keys (in the file, or as key=value behind it):"
+    for one in describe(*verb.recipe.split(":")):
+        default = "required" if one.default is None else one.default
+        yield f"  {one.key} = {default}"
+        yield from textwrap.wrap(one.help, _width() - 8, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    yield ""
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, 120) - 2
+
+
+def _told(message: str, code: int) -> int:
+    print(f"headstart: {message}", file=sys.stderr)
+    return code
+
+
+def _shadowed(module: str) -> str:
+    return (
+        f"{module} is missing: a checkout's folder headstart/ hides the installed package. "
+        "Run from another folder, or install the checkout: pip install -e ."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
