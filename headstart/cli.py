@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
@@ -22,6 +24,7 @@ from headstart.verbs import VERBS, Verb
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0, 2 for what the user can put right, 130 when interrupted."""
+    warnings.formatwarning = lambda message, *_rest, **_more: f"headstart: note: {message}\n"
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -54,7 +57,7 @@ def _run(arguments: list[str]) -> None:
         return
     verb = VERBS[name]
     described = [describe(*one.split(":")) for one in verb.settings]
-    typed = _typed(name, verb, described, rest)
+    typed = _typed(name, verb, [one for settings in described for one in settings], rest)
     if typed is not None:
         made: list[object] = [
             build(_imported(one), given(typed, settings), _origin(name, verb))
@@ -92,29 +95,47 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
-def _typed(name: str, verb: Verb, described: list[list[Setting]], rest: list[str]) -> argparse.Namespace | None:
+def _typed(name: str, verb: Verb, settings: list[Setting], rest: list[str]) -> argparse.Namespace | None:
     """What was typed after the verb; None if that was a wish for help, which is printed."""
     parser = _Parser(
         prog=f"headstart {name}",
         usage=" ".join(["headstart", name, *(one.upper() for one in verb.positional), "[flags]"]),
         description=verb.summary,
-        epilog=_epilog(verb) if "-h" in rest or "--help" in rest else None,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=_width()),
         allow_abbrev=False,
         add_help=False,
     )
-    for settings in described:
-        add_flags(parser, settings, verb.positional)
     if "-h" in rest or "--help" in rest:
+        parser.epilog = _epilog(verb)
+        add_flags(parser, settings, verb.positional)
         print(parser.format_help().rstrip())
         return None
-    typed, unknown = parser.parse_known_intermixed_args(rest)
-    for word in sorted(unknown, key=lambda word: not word.startswith("-")):
-        flag = word.split("=")[0]
-        near = difflib.get_close_matches(flag, parser._option_string_actions, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near and word.startswith("-") else f"see {parser.prog} --help"
-        raise UserError(f"{name} takes no {flag}; {hint}")
+    add_flags(parser, [one for one in settings if one.key not in verb.positional])
+    cut = rest.index("--") if "--" in rest else len(rest)
+    typed, words = parser.parse_known_args(rest[:cut])
+    for word in words:
+        if re.match("--|-[a-zA-Z]", word):
+            flag = word.split("=")[0]
+            raise UserError(f"{name} takes no {flag}; {_near(flag, parser) or f'see {parser.prog} --help'}")
+    _place([*words, *rest[cut + 1 :]], name, verb, settings, typed)
     return typed
+
+
+def _near(flag: str, parser: argparse.ArgumentParser) -> str:
+    near = difflib.get_close_matches(flag, parser._option_string_actions, 1, 0.5)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _place(words: list[str], name: str, verb: Verb, settings: list[Setting], typed: argparse.Namespace) -> None:
+    """Give the words without a flag to the settings that go without one; a list takes all that are left."""
+    kinds = {one.key: one.kind for one in settings}
+    for key in verb.positional:
+        if words:
+            many = kinds[key].startswith("list")
+            setattr(typed, key, words if many else words[0])
+            words = [] if many else words[1:]
+    if words:
+        raise UserError(f"{name} takes no {words[0]!r}; see headstart {name} --help")
 
 
 def _origin(name: str, verb: Verb) -> Callable[[str], str]:

@@ -6,12 +6,14 @@ costs nothing, and help reads the settings classes from source.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from headstart.data.synthesize import SynthesizeSettings
     from headstart.heads.backbone import Backbone
 
 
@@ -31,33 +33,27 @@ class Verb:
     """The settings class of the file that this verb reads; help lists its keys."""
 
 
-@dataclass
-class BackboneOptions:
-    """Which backbone, and how it is loaded."""
-
-    backbone: str
-    """The frozen model: a built-in name (smollm2-135m), a folder, or a Hub id."""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Number format of its weights; without it, the one they are stored in."""
-    device: str | None = None
-    """Where it runs, such as cpu or cuda; without it, a GPU if there is one."""
-    attention: Literal["sdpa", "eager"] | None = None
-    """Attention implementation; without it, transformers chooses."""
-    revision: str | None = None
-    """Branch, tag or commit of a Hub id."""
+# --- what settings name, loaded -------------------------------------------------------------------------------------
 
 
-def load(options: BackboneOptions) -> Backbone:
-    """The backbone that the flags name."""
+def backbone_of(settings: Any) -> Backbone:
+    """The backbone that a verb's settings name, on a GPU if there is one and nothing else was said."""
+    import torch
+    from transformers.utils import logging
+
     from headstart import load_backbone
 
-    return load_backbone(
-        options.backbone,
-        dtype=options.dtype,
-        device=options.device,
-        attention=options.attention,
-        revision=options.revision,
-    )
+    logging.disable_progress_bar()  # one status line at a time
+    given = {name: getattr(settings, name) for name in ("dtype", "attention", "revision") if hasattr(settings, name)}
+    device = getattr(settings, "device", None) or ("cuda" if torch.cuda.is_available() else None)
+    return load_backbone(settings.backbone, device=device, **given)
+
+
+def drafter_of(name: str | None) -> Any:
+    """What drafts: a head from its folder or Hub id, the name of a drafter without weights, or None."""
+    from headstart import load_head
+
+    return name if name in (None, "ngram") else load_head(name)
 
 
 # --- fetch ----------------------------------------------------------------------------------------------------------
@@ -79,6 +75,82 @@ def fetch(settings: FetchSettings) -> None:
     print(fetch(settings.name, folder=settings.folder))
 
 
+# --- generate -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GenerateSettings:
+    """One prompt, answered."""
+
+    prompt: str
+    """What to ask, as one user turn; - reads it from standard input."""
+    backbone: str
+    """The frozen model: a built-in name (smollm2-135m), a folder, or a Hub id."""
+    head: str | None = None
+    """What drafts: the folder or Hub id of a head, or ngram; without it, plain decoding. The answer is the same."""
+    tree: str | None = None
+    """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all)."""
+    max_new_tokens: int = 256
+    """Stop after this many tokens."""
+    temperature: float | None = None
+    """0 is greedy; without it, the backbone's own generation settings decide."""
+    top_p: float | None = None
+    """Draw from the likeliest tokens that hold this share of probability."""
+    top_k: int | None = None
+    """Draw from this many likeliest tokens."""
+    seed: int | None = None
+    """The same seed draws the same tokens, with any head and tree."""
+    raw: bool = False
+    """Take the prompt as it stands, without the chat template."""
+    stream: bool = True
+    """Write the answer as it comes."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Number format of the weights; without it, the one they are stored in."""
+    device: str | None = None
+    """Where to run, such as cpu or cuda; without it, a GPU if there is one."""
+    attention: Literal["sdpa", "eager"] | None = None
+    """Attention implementation; without it, transformers chooses."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+
+
+def generate(settings: GenerateSettings) -> None:
+    """The answer to standard output, what it took to standard error."""
+    from headstart import Generator
+
+    text = sys.stdin.read() if settings.prompt == "-" else settings.prompt
+    backbone = backbone_of(settings)
+    generator = Generator(backbone, drafter_of(settings.head), tree=settings.tree)
+    names = ("max_new_tokens", "temperature", "top_p", "top_k", "seed")
+    options = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+    prompt = backbone.tokenizer(text).input_ids if settings.raw and backbone.tokenizer else text
+    if not settings.stream:
+        output = generator.generate(prompt, **options)
+        print(output.text)
+        print(output.stats, file=sys.stderr)
+        return
+    for piece in generator.stream(prompt, **options):
+        print(piece.text, end="", flush=True)
+    print(flush=True)
+    print(piece.stats, file=sys.stderr)
+
+
+# --- data -----------------------------------------------------------------------------------------------------------
+
+
+def synthesize(settings: SynthesizeSettings) -> None:
+    from headstart.data.synthesize import synthesize
+
+    _counted(synthesize(backbone_of(settings), settings), settings.out)
+
+
+def _counted(counts: Mapping[str, int], out: object) -> None:
+    """What a data command kept and dropped, a line."""
+    print(f"{out}: " + ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items()))
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
 VERBS: dict[str, Verb] = {
     "fetch": Verb(
         fetch,
@@ -86,5 +158,22 @@ VERBS: dict[str, Verb] = {
         ("headstart.verbs:FetchSettings",),
         ("name",),
         ("headstart fetch smollm2-135m", "headstart fetch smollm2-135m --folder models/smollm2"),
+    ),
+    "data synthesize": Verb(
+        synthesize,
+        "Let the backbone write whole conversations, from nothing.",
+        ("headstart.data.synthesize:SynthesizeSettings",),
+        (),
+        ("headstart data synthesize --backbone smollm2-135m --count 3000 --out chats.jsonl.gz",),
+    ),
+    "generate": Verb(
+        generate,
+        "Answer a prompt with the backbone, sooner with a head.",
+        ("headstart.verbs:GenerateSettings",),
+        ("prompt",),
+        (
+            'headstart generate --backbone smollm2-135m --head runs/eagle3 "Why is the sky blue?"',
+            'headstart generate --backbone smollm2-135m --head ngram --temperature 0.7 --seed 1 "Tell me a story."',
+        ),
     ),
 }
