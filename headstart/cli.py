@@ -21,6 +21,11 @@ from headstart.flags import Setting, add_flags, describe, given
 from headstart.settings import build
 from headstart.verbs import VERBS, Verb
 
+SHADOWED = (
+    "the folder headstart/ of a checkout hides the installed package. "
+    "Run from another folder, or install the checkout: pip install -e ."
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0, 2 for what the user can put right, 130 when interrupted."""
@@ -36,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("headstart"):
+        if not re.fullmatch(r"headstart\.[a-z]+", error.name or ""):
             raise
-        return _told(_shadowed(error.name or ""), 2)
+        return _told(f"{error.name} is missing: {SHADOWED}", 2)
     return 0
 
 
@@ -190,13 +195,6 @@ def _width() -> int:
 def _told(message: str, code: int) -> int:
     print(f"headstart: {message}", file=sys.stderr)
     return code
-
-
-def _shadowed(module: str) -> str:
-    return (
-        f"{module} is missing: a checkout's folder headstart/ hides the installed package. "
-        "Run from another folder, or install the checkout: pip install -e ."
-    )
 
 
 if __name__ == "__main__":

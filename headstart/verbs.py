@@ -51,9 +51,11 @@ def backbone_of(settings: Any) -> Backbone:
 
 def drafter_of(name: str | None) -> Any:
     """What drafts: a head from its folder or Hub id, the name of a drafter without weights, or None."""
+    if name is None or name == "ngram":
+        return name
     from headstart import load_head
 
-    return name if name in (None, "ngram") else load_head(name)
+    return load_head(name)
 
 
 # --- fetch ----------------------------------------------------------------------------------------------------------
@@ -119,8 +121,9 @@ def generate(settings: GenerateSettings) -> None:
     from headstart import Generator
 
     text = sys.stdin.read() if settings.prompt == "-" else settings.prompt
+    drafter = drafter_of(settings.head)  # small, so that a wrong name is told before the backbone is loaded
     backbone = backbone_of(settings)
-    generator = Generator(backbone, drafter_of(settings.head), tree=settings.tree)
+    generator = Generator(backbone, drafter, tree=settings.tree)
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "seed")
     options = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
     prompt = backbone.tokenizer(text).input_ids if settings.raw and backbone.tokenizer else text
