@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -34,13 +33,14 @@ def decode_group(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int | Sequence[int],
-    temperature: float = 0.0,
+    temperature: float | Sequence[float] = 0.0,
     top_p: float = 1.0,
     top_k: int = 0,
     repetition_penalty: float = 1.0,
     seed: int = 0,
     samples: Sequence[int] | None = None,
     eos: frozenset[int] | None = None,
+    give_up: Callable[[int, list[int]], bool] | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> list[list[int]]:
     """New tokens for each prompt, the end token included where one came before the limit.
@@ -48,35 +48,40 @@ def decode_group(
     Args:
         prompts: token ids, at least one each.
         max_new_tokens: for all, or one for each prompt.
-        temperature: 0 is greedy; above it, warpers act in transformers' order (temperature, top_k, top_p) and the
-            noise at a position depends on (seed, sample number, position).
+        temperature: for all, or one for each prompt. 0 is greedy; above it, warpers act in transformers' order
+            (temperature, top_k, top_p) and the noise at a position depends on (seed, sample number, position).
         samples: the sample number of each prompt; by default its place in the group.
         eos: end tokens; by default the backbone's.
+        give_up: called with the prompt's place and its new tokens so far, after each of them; True ends the row there.
         on_step: called after each forward with the number of tokens it gave.
 
     Raises:
         UserError: a prompt is empty, or does not fit into the backbone's context with at least one new token.
     """
+    if not prompts:
+        return []
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     limits = [min(n, _room(backbone, i, p)) for i, (p, n) in enumerate(zip(prompts, limits, strict=True))]
+    heat = [float(temperature)] * len(prompts) if isinstance(temperature, int | float) else list(temperature)
     numbers = list(samples if samples is not None else range(len(prompts)))
     stops = backbone.eos_token_ids if eos is None else eos
-    processors = _processors(temperature, top_k, top_p, repetition_penalty, backbone)
+    processors = _processors(top_k, top_p, repetition_penalty, backbone)
     texts = [list(prompt) for prompt in prompts]
     running = list(range(len(prompts)))
-    if not running:
-        return []
     cache, logits = _prefill(backbone, texts, max(limits))
     while True:
-        rows = [texts[row] for row in running]
-        chosen = _choose(logits, rows, processors, temperature, seed, [numbers[row] for row in running])
+        keys = [(heat[row], numbers[row]) for row in running]
+        chosen = _choose(logits, [texts[row] for row in running], processors, seed, keys)
         for row, token in zip(running, chosen, strict=True):
             texts[row].append(token)
         if on_step is not None:
             on_step(len(running))
         going = [
-            place for place, row in enumerate(running)
-            if chosen[place] not in stops and len(texts[row]) - len(prompts[row]) < limits[row]
+            place
+            for place, row in enumerate(running)
+            if chosen[place] not in stops
+            and len(texts[row]) - len(prompts[row]) < limits[row]
+            and not (give_up is not None and give_up(row, texts[row][len(prompts[row]) :]))
         ]
         if len(going) < len(running):
             running = [running[place] for place in going]
@@ -118,19 +123,15 @@ def _prefill(backbone: Backbone, texts: list[list[int]], new_tokens: int) -> tup
     return cache, backbone.logits(last)
 
 
-def _processors(
-    temperature: float, top_k: int, top_p: float, penalty: float, backbone: Backbone
-) -> LogitsProcessorList:
+def _processors(top_k: int, top_p: float, penalty: float, backbone: Backbone) -> LogitsProcessorList:
+    """What acts on the scores of all rows alike; on a greedy row the warpers change nothing that matters."""
     chosen = LogitsProcessorList()
     if penalty != 1.0:
         chosen.append(RepetitionPenaltyLogitsProcessor(penalty))
-    if temperature > 0:
-        if temperature != 1.0:
-            chosen.append(TemperatureLogitsWarper(temperature))
-        if top_k:
-            chosen.append(TopKLogitsWarper(min(top_k, backbone.vocab_size)))
-        if top_p < 1.0:
-            chosen.append(TopPLogitsWarper(top_p))
+    if top_k:
+        chosen.append(TopKLogitsWarper(min(top_k, backbone.vocab_size)))
+    if top_p < 1.0:
+        chosen.append(TopPLogitsWarper(top_p))
     return chosen
 
 
@@ -138,20 +139,23 @@ def _choose(
     logits: Tensor,
     texts: list[list[int]],
     processors: LogitsProcessorList,
-    temperature: float,
     seed: int,
-    numbers: list[int],
+    keys: Sequence[tuple[float, int]],
 ) -> list[int]:
-    """The next token of each row from its (B, V) logits."""
+    """The next token of each row from its (B, V) logits; `keys` are the temperature and sample number of each."""
     scores = logits.float()
-    if processors:
-        longest = max(map(len, texts))
-        # processors of this loop look only at which tokens a text has: repeating its last one as padding changes nothing
-        ids = torch.tensor([text + [text[-1]] * (longest - len(text)) for text in texts], device=logits.device)
-        scores = processors(ids, scores)
-    if temperature == 0:
+    longest = max(map(len, texts))
+    # the processors of this loop look only at which tokens a text has: its last one as padding changes nothing
+    ids = torch.tensor([text + [text[-1]] * (longest - len(text)) for text in texts], device=logits.device)
+    penalties = LogitsProcessorList(p for p in processors if isinstance(p, RepetitionPenaltyLogitsProcessor))
+    warpers = LogitsProcessorList(p for p in processors if not isinstance(p, RepetitionPenaltyLogitsProcessor))
+    scores = penalties(ids, scores)
+    scores = scores / torch.tensor([[heat or 1.0] for heat, _ in keys], device=scores.device)
+    scores = warpers(ids, scores)
+    if not any(heat for heat, _ in keys):
         return scores.argmax(-1).tolist()
-    noise = torch.stack(
-        [gumbel_noise(seed, number, len(text), scores.shape[-1]) for number, text in zip(numbers, texts, strict=True)]
-    )
-    return (scores.double().cpu() + noise).argmax(-1).tolist()
+    scores = scores.double().cpu()
+    for row, ((heat, number), text) in enumerate(zip(keys, texts, strict=True)):
+        if heat:
+            scores[row] += gumbel_noise(seed, number, len(text), scores.shape[-1])
+    return scores.argmax(-1).tolist()
