@@ -7,12 +7,17 @@ costs nothing, and help reads the settings classes from source.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from headstart.errors import UserError
+
 if TYPE_CHECKING:
+    from headstart.data.prepare import PrepareSettings
+    from headstart.data.preview import PreviewSettings
+    from headstart.data.regenerate import RegenerateSettings
     from headstart.data.synthesize import SynthesizeSettings
     from headstart.heads.backbone import Backbone
 
@@ -33,7 +38,33 @@ class Verb:
     """The settings class of the file that this verb reads; help lists its keys."""
 
 
-# --- what settings name, loaded -------------------------------------------------------------------------------------
+# --- backbones, heads and tokenizers by name -------------------------------------------------------------------------
+
+
+@dataclass
+class BackboneOptions:
+    """Which backbone, and how it is loaded."""
+
+    backbone: str
+    """The frozen model: a built-in name (smollm2-135m), a folder, or a Hub id."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Number format of its weights; without it, the one they are stored in."""
+    device: str | None = None
+    """Where it runs, such as cpu or cuda; without it, a GPU if there is one."""
+    attention: Literal["sdpa", "eager"] | None = None
+    """Attention implementation; without it, transformers chooses."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+
+
+@dataclass
+class TokenizerOptions:
+    """Whose tokenizer and chat template; no weights are loaded."""
+
+    backbone: str
+    """The model whose tokenizer and chat template are used: a built-in name (smollm2-135m), a folder, or a Hub id."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
 
 
 def backbone_of(settings: Any) -> Backbone:
@@ -43,10 +74,31 @@ def backbone_of(settings: Any) -> Backbone:
 
     from headstart import load_backbone
 
-    logging.disable_progress_bar()  # one status line at a time
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # one status line at a time
     given = {name: getattr(settings, name) for name in ("dtype", "attention", "revision") if hasattr(settings, name)}
     device = getattr(settings, "device", None) or ("cuda" if torch.cuda.is_available() else None)
     return load_backbone(settings.backbone, device=device, **given)
+
+
+def tokenizer_of(options: TokenizerOptions) -> Any:
+    """The tokenizer that the options name.
+
+    Raises:
+        UserError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    from headstart.heads.fetch import BUILT_IN, fetch
+
+    name = options.backbone
+    where = fetch(name) if name in BUILT_IN else name
+    if not Path(where).exists() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+        raise UserError(f"{name}: no such folder; built-in are {', '.join(BUILT_IN)}, Hub ids look like user/model")
+    try:
+        return AutoTokenizer.from_pretrained(where, revision=options.revision)
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{name}: no tokenizer could be loaded: {reason}") from error
 
 
 def drafter_of(name: str | None) -> Any:
@@ -86,8 +138,6 @@ class GenerateSettings:
 
     prompt: str
     """What to ask, as one user turn; - reads it from standard input."""
-    backbone: str
-    """The frozen model: a built-in name (smollm2-135m), a folder, or a Hub id."""
     head: str | None = None
     """What drafts: the folder or Hub id of a head, or ngram; without it, plain decoding. The answer is the same."""
     tree: str | None = None
@@ -106,33 +156,25 @@ class GenerateSettings:
     """Take the prompt as it stands, without the chat template."""
     stream: bool = True
     """Write the answer as it comes."""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Number format of the weights; without it, the one they are stored in."""
-    device: str | None = None
-    """Where to run, such as cpu or cuda; without it, a GPU if there is one."""
-    attention: Literal["sdpa", "eager"] | None = None
-    """Attention implementation; without it, transformers chooses."""
-    revision: str | None = None
-    """Branch, tag or commit of a Hub id."""
 
 
-def generate(settings: GenerateSettings) -> None:
+def generate(options: BackboneOptions, settings: GenerateSettings) -> None:
     """The answer to standard output, what it took to standard error."""
     from headstart import Generator
 
     text = sys.stdin.read() if settings.prompt == "-" else settings.prompt
     drafter = drafter_of(settings.head)  # small, so that a wrong name is told before the backbone is loaded
-    backbone = backbone_of(settings)
+    backbone = backbone_of(options)
     generator = Generator(backbone, drafter, tree=settings.tree)
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "seed")
-    options = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+    asked = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
     prompt = backbone.tokenizer(text).input_ids if settings.raw and backbone.tokenizer else text
     if not settings.stream:
-        output = generator.generate(prompt, **options)
+        output = generator.generate(prompt, **asked)
         print(output.text)
         print(output.stats, file=sys.stderr)
         return
-    for piece in generator.stream(prompt, **options):
+    for piece in generator.stream(prompt, **asked):
         print(piece.text, end="", flush=True)
     print(flush=True)
     print(piece.stats, file=sys.stderr)
@@ -144,12 +186,26 @@ def generate(settings: GenerateSettings) -> None:
 def synthesize(settings: SynthesizeSettings) -> None:
     from headstart.data.synthesize import synthesize
 
-    _counted(synthesize(backbone_of(settings), settings), settings.out)
+    counts = synthesize(backbone_of(settings), settings)
+    print(f"{settings.out}: " + ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items()))
 
 
-def _counted(counts: Mapping[str, int], out: object) -> None:
-    """What a data command kept and dropped, a line."""
-    print(f"{out}: " + ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items()))
+def regenerate(options: BackboneOptions, settings: RegenerateSettings) -> None:
+    from headstart.data.regenerate import regenerate
+
+    regenerate(backbone_of(options), settings)
+
+
+def prepare(options: TokenizerOptions, settings: PrepareSettings) -> None:
+    from headstart.data.prepare import prepare
+
+    prepare(tokenizer_of(options), settings)
+
+
+def preview(options: TokenizerOptions, settings: PreviewSettings) -> None:
+    from headstart.data.preview import preview
+
+    preview(tokenizer_of(options), settings)
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
@@ -169,10 +225,34 @@ VERBS: dict[str, Verb] = {
         (),
         ("headstart data synthesize --backbone smollm2-135m --count 3000 --out chats.jsonl.gz",),
     ),
+    "data regenerate": Verb(
+        regenerate,
+        "Let the backbone answer given prompts, so that a head learns what it really says.",
+        ("headstart.verbs:BackboneOptions", "headstart.data.regenerate:RegenerateSettings"),
+        (),
+        ("headstart data regenerate --backbone smollm2-135m --input prompts.jsonl --out answered.jsonl.gz",),
+    ),
+    "data prepare": Verb(
+        prepare,
+        "Turn chats into token ids and loss masks, by the backbone's own chat template.",
+        ("headstart.verbs:TokenizerOptions", "headstart.data.prepare:PrepareSettings"),
+        (),
+        (
+            "headstart data prepare --backbone smollm2-135m --input shipped --out rows",
+            "headstart data prepare --backbone smollm2-135m --input a.jsonl b.jsonl.gz --out rows --max-length 1024",
+        ),
+    ),
+    "data preview": Verb(
+        preview,
+        "Show in colour what is trained on.",
+        ("headstart.verbs:TokenizerOptions", "headstart.data.preview:PreviewSettings"),
+        (),
+        ("headstart data preview --backbone smollm2-135m --input shipped --rows 3",),
+    ),
     "generate": Verb(
         generate,
         "Answer a prompt with the backbone, sooner with a head.",
-        ("headstart.verbs:GenerateSettings",),
+        ("headstart.verbs:BackboneOptions", "headstart.verbs:GenerateSettings"),
         ("prompt",),
         (
             'headstart generate --backbone smollm2-135m --head runs/eagle3 "Why is the sky blue?"',
