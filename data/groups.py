@@ -41,6 +41,11 @@ def finished(out: Path, settings: Mapping[str, Any]) -> bool:
     return record is not None and out.is_file() and record == _record_of(out, settings)
 
 
+def earlier(out: Path) -> int:
+    """How many groups an interrupted run has left (ask inside `run_groups`): they are read, not computed."""
+    return sum(1 for _ in _parts(out).glob("[0-9]*.jsonl"))
+
+
 @contextmanager
 def run_groups(
     out: Path,
@@ -71,8 +76,8 @@ def run_groups(
         UserError: another process is at work on `out`; an unfinished run with other settings is there; `out` exists
             and is no result of these settings.
     """
-    parts = out.with_name(out.name + ".parts")
-    with _locked(out):
+    parts = _parts(out)
+    with locked(out):
         if restart:
             _discard(parts)
         _open_parts(out, parts, settings, restart)
@@ -142,6 +147,10 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     )
 
 
+def _parts(out: Path) -> Path:
+    return out.with_name(out.name + ".parts")
+
+
 def _record(out: Path) -> Path:
     return out.with_name(out.name + ".settings.json")
 
@@ -161,8 +170,12 @@ def _read_json(path: Path) -> Any:
 
 
 @contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Hold the lock of `out`. It is the system's own, so that a killed process leaves none behind."""
+def locked(out: Path) -> Iterator[None]:
+    """Hold the lock of `out`, which is the system's own: a killed process leaves none behind.
+
+    Raises:
+        UserError: another process holds it, or the folder cannot be written.
+    """
     path = out.with_name(f".{out.name}.lock")
     handle = _acquire(path)
     try:
