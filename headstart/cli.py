@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _told(str(error), 2)
     except KeyboardInterrupt:
-        return _told("interrupted; what was finished is kept, and the same command goes on from there", 130)
+        return _told("interrupted", 130)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -48,45 +48,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> None:
-    """Find the verb, read its flags, build its settings, run it."""
-    if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:], "--help"]
     if arguments[:1] == ["--version"]:
         from headstart import __version__
 
         print(f"headstart {__version__}")
-        return
+    elif (command := read(arguments)) is not None:
+        verb, made = command
+        verb.run(*made)
+
+
+def read(arguments: list[str]) -> tuple[Verb, list[object]] | None:
+    """The verb of a command and the settings objects that its flags make; None if it asks for help, which is printed.
+
+    Raises:
+        UserError: there is no such verb or flag, or a value does not fit.
+    """
+    if arguments[:1] in (["help"], ["-h"], ["--help"]):
+        arguments = [*arguments[1:], "--help"]
     name, rest = _verb(arguments)
     if name not in VERBS:
         print(_overview(name))
-        return
+        return None
     verb = VERBS[name]
     described = [describe(*one.split(":")) for one in verb.settings]
     typed = _typed(name, verb, [one for settings in described for one in settings], rest)
-    if typed is not None:
-        made: list[object] = [
-            build(_imported(one), given(typed, settings), _origin(name, verb))
-            for one, settings in zip(verb.settings, described, strict=True)
-        ]
-        verb.run(*made)
+    if typed is None:
+        return None
+    return verb, [
+        build(_imported(one), given(typed, settings), _origin(name, verb))
+        for one, settings in zip(verb.settings, described, strict=True)
+    ]
 
 
 def _verb(arguments: list[str]) -> tuple[str, list[str]]:
     """The verb and what follows it; a name that is no verb (empty, or a group such as `data`) asks for an overview."""
-    words = [word for word in arguments if word not in ("-h", "--help")]
-    if not words:
+    if not arguments or arguments[0] in ("-h", "--help"):
         return "", []
-    if words[0].startswith("-"):
-        raise UserError(f"{words[0]} comes after a verb; see headstart --help")
-    groups = {name.split()[0] for name in VERBS if " " in name}
-    if words[0] not in groups:
-        return _known(words[0], arguments), arguments[1:]
-    if len(words) == 1 or words[1].startswith("-"):
-        return words[0], []
-    return _known(f"{words[0]} {words[1]}", arguments), arguments[2:]
+    first, *rest = arguments
+    if first.startswith("-"):
+        raise UserError(f"{first} comes after a verb; see headstart --help")
+    if first not in {name.split()[0] for name in VERBS if " " in name}:
+        return _known(first), rest
+    if not rest or rest[0].startswith("-"):
+        return first, []
+    return _known(f"{first} {rest[0]}"), rest[1:]
 
 
-def _known(name: str, arguments: list[str]) -> str:
+def _known(name: str) -> str:
     if name in VERBS:
         return name
     near = difflib.get_close_matches(name, VERBS, 1, 0.5)

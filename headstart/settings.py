@@ -31,9 +31,6 @@ FLOAT = re.compile(
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-# --- files and overrides to objects ---------------------------------------------------------------------------------
-
-
 def load(cls: type[S], path: str | Path | None = None, overrides: Mapping[str, Any] | Iterable[str] = ()) -> S:
     """Build `cls` from a YAML file (None: defaults only) and overrides, given as `a.b=c` texts or as `{"a.b": c}`.
 
@@ -177,7 +174,7 @@ class _Reader:
         """One value as `kind`: a plain type, Literal, union, list, tuple, dict or dataclass."""
         origin, arguments = get_origin(kind), get_args(kind)
         if kind is Any or kind is object:
-            return value
+            return _parsed(value) if isinstance(value, _Typed) else value
         if origin in (Union, types.UnionType):
             return self.union(kind, arguments, value, key)
         if origin is Literal:
@@ -185,7 +182,8 @@ class _Reader:
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             return value if isinstance(value, kind) else self.block(kind, {} if value is None else value, key)
         if (origin or kind) in (list, tuple, dict, set):
-            return self.container(kind, _parsed(value), key)
+            spelled = isinstance(value, str) and value.strip()[:1] in ("[", "{")
+            return self.container(kind, _parsed(value) if spelled else value, key)
         read = _scalar(kind, value)
         if read is None:
             raise _Refused(key, f"{key} is {_kind(value)}; expected {_wanted(kind)}{_hint(kind, value)}")
@@ -241,7 +239,7 @@ def _scalar(kind: Any, value: Any) -> Any:
     if isinstance(value, bool):
         return None
     if kind is str:
-        return value if isinstance(value, str) else None
+        return str(value) if isinstance(value, str) else None
     if kind is Path:
         return Path(value) if isinstance(value, (str, Path)) else None
     if FLOAT.fullmatch(text):
@@ -258,23 +256,25 @@ def _number(text: str) -> int | float:
     return int(text) if INTEGER.fullmatch(text) else float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
 
-def _parsed(value: Any) -> Any:
-    """Text such as `[1, 2]` or `{a: 1}`, typed as an override or a flag, as the list or mapping it spells."""
+def _parsed(text: str) -> Any:
+    """What a text such as `[1, 2]`, `{a: 1}` or `1e-4` spells; the text itself if it is no YAML."""
     import yaml
 
-    if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
-        try:
-            return yaml.load(value, Loader=_yaml_classes()[0])
-        except yaml.YAMLError:
-            return value
-    return value
+    try:
+        return yaml.load(str(text), Loader=_yaml_classes()[0])
+    except yaml.YAMLError:
+        return str(text)
 
 
-def _split(text: str) -> tuple[str, str]:
+class _Typed(str):
+    """The value of an `a.b=c` override: text of which only the schema knows what it is meant for."""
+
+
+def _split(text: str) -> tuple[str, _Typed]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UserError(f"override {text!r}: expected key=value, such as optim.lr=1e-4")
-    return key.strip(), value.strip()
+    return key.strip(), _Typed(value.strip())
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:

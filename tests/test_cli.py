@@ -153,6 +153,9 @@ def test_how_it_ends(verb, capsys):
     with pytest.raises(ZeroDivisionError):  # a fault of ours is no user error
         cli.main(["fetch", "x"])
     verb(lambda settings: __import__("headstart.inference.nowhere"))
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["fetch", "x"])
+    verb(lambda settings: __import__("headstart.cellar.wine"))  # a room that is not there
     assert "pip install -e ." in told(capsys, "fetch", "x")
 
 

@@ -151,6 +151,18 @@ def test_refused_overrides(write, tmp_path):
     assert "recipe.yaml" in refusal(path)
 
 
+@dataclass
+class Loose:
+    head: dict[str, Any] = field(default_factory=dict)
+
+
+def test_overrides_of_anything(write):
+    typed = ["head.c=1e-4", "head.d=[1, x]", "head.e=no", "head.f=true", "head.g=: ["]
+    run = load(Loose, write('head: {a: "3", b: 3}'), typed)
+    assert run.head == {"a": "3", "b": 3, "c": 1e-4, "d": [1, "x"], "e": "no", "f": True, "g": ": ["}
+    assert load(Loose, write(dump_text(run))) == run
+
+
 def test_dump_and_back(write):
     run = Run("1e-4", 7, None, [1], [Path("a b")], {"no": 1e-5}, True, Optim(3e-5, schedule="linear"), 2)
     assert load(Run, write(dump_text(run))) == run
