@@ -162,11 +162,20 @@ def _write_group(
 ) -> list[Row]:
     """The conversations with these numbers, the dropped ones with their reason."""
     rows: list[Row] = [
-        {"id": f"synthetic-{number:06d}", "messages": [], "answers": _way(number, settings.sampled_share), "dropped": ""}
+        {
+            "id": f"synthetic-{number:06d}",
+            "messages": [],
+            "answers": _way(number, settings.sampled_share),
+            "dropped": "",
+        }
         for number in numbers
     ]
     _exchange(backbone, opening, settings, rows, 0)
-    second = [row for row in rows if not row["dropped"] and _way(int(row["id"][10:]) // 2, settings.follow_up_share) == "sampled"]
+    second = [
+        row
+        for row in rows
+        if not row["dropped"] and _way(int(row["id"][10:]) // 2, settings.follow_up_share) == "sampled"
+    ]
     _exchange(backbone, opening, settings, [row for row in second if row["finish"] == "stop"], 1)
     return rows
 
@@ -181,7 +190,9 @@ def _exchange(
 ) -> None:
     """Let the user say something in each row and the assistant answer; a bad first exchange drops the row, a bad later
     one is left out."""
-    live = [row for row in rows if len(opening.ids(row["messages"])) < backbone.max_positions - settings.max_user_tokens]
+    live = [
+        row for row in rows if len(opening.ids(row["messages"])) < backbone.max_positions - settings.max_user_tokens
+    ]
     said = decode_group(
         backbone,
         [opening.ids(row["messages"]) for row in live],
@@ -259,7 +270,9 @@ def _check_yield(counts: Counter[str], group_size: int) -> None:
     written = sum(counts.values())
     if written >= 4 * group_size and counts["kept"] < written // 100:
         worst = ", ".join(f"{n} {reason}" for reason, n in counts.most_common(4) if reason != "kept")
-        raise UserError(f"of {written} conversations only {counts['kept']} can be kept ({worst}): is it an instruct model?")
+        raise UserError(
+            f"of {written} conversations only {counts['kept']} can be kept ({worst}): is it an instruct model?"
+        )
 
 
 def summary(counts: Counter[str]) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 The only place that knows how to get a causal LM's hidden states, final norm, embedding and output projection, and how
 to hand it a tree. The model itself is never changed: token ids, position ids, an additive 4-D mask (a dict of masks
-where layers differ) and a cache go in; hidden states come out, and the projection is applied to the rows that are needed.
+where layers differ) and a cache go in; hidden states come out, and the projection is applied to the rows that are
+needed.
 
 Hidden states are numbered as in transformers: 0 is the embedding output, k the output of layer k - 1, before the final
 norm. `Features.last` is after the final norm.
@@ -113,7 +114,7 @@ class Backbone:
         return weight
 
     def fingerprint(self) -> str:
-        """16 hex digits of the weights: a sample of each parameter, as bf16, so that the loading dtype does not matter."""
+        """16 hex digits of the weights: a sample of each parameter, as bf16, whatever dtype they were loaded in."""
         digest = hashlib.sha256()
         for name, weight in sorted(self.model.named_parameters()):
             digest.update(f"{name}{tuple(weight.shape)}".encode())
@@ -150,7 +151,8 @@ class Backbone:
         rows, width = ids.shape
         lengths = [0] * rows if cache is None else cache.lengths
         tree = causal(width, ids.device) if ancestors is None else ancestors
-        arguments: dict[str, Any] = {"attention_mask": self._masks(lengths, tree), "use_cache": cache is not None}
+        masks = self._masks(lengths, tree)
+        arguments: dict[str, Any] = {"attention_mask": masks, "use_cache": cache is not None}
         if cache is not None:
             cache.forget()
             cache.open(width)
@@ -167,7 +169,7 @@ class Backbone:
         return self._logits(hidden)
 
     def finish(self, logits: Tensor) -> Tensor:
-        """What the model does to its projection's output: scales and soft cap (elementwise, so a slice may be given)."""
+            UserError: there is no tokenizer or template for it, or an id lies outside the vocabulary.
         scale = getattr(self.config, "logit_scale", None)
         divisor = getattr(self.config, "logits_scaling", None)
         cap = getattr(self.config, "final_logit_softcapping", None)
@@ -242,7 +244,8 @@ class Backbone:
 
     def _masks(self, lengths: Sequence[int], ancestors: Tensor) -> Tensor | dict[str, Tensor]:
         masks = {
-            kind: attention_mask(lengths, ancestors, self.dtype, window=window) for kind, window in self._windows.items()
+            kind: attention_mask(lengths, ancestors, self.dtype, window=window)
+            for kind, window in self._windows.items()
         }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
@@ -283,7 +286,9 @@ class Backbone:
     def _checked_ids(self, ids: Sequence[Any]) -> list[int]:
         for place, token in enumerate(ids):
             if not 0 <= token < self.vocab_size:
-                raise UserError(f"token id {token} at position {place} lies outside the vocabulary of {self.vocab_size}")
+                raise UserError(
+                    f"token id {token} at position {place} lies outside the vocabulary of {self.vocab_size}"
+                )
         if not ids:
             raise UserError("the prompt is empty: at least one token is needed")
         return list(ids)
@@ -319,7 +324,9 @@ def load_backbone(
 
     where = str(fetch(source)) if source in BUILT_IN else str(source)
     if not Path(where).exists() and (where.startswith((".", "/", "~")) or where.count("/") != 1):
-        raise UserError(f"{source}: no such folder; built-in backbones are {', '.join(BUILT_IN)}, Hub ids look like user/model")
+        raise UserError(
+            f"{source}: no such folder; built-in backbones are {', '.join(BUILT_IN)}, Hub ids look like user/model"
+        )
     options: dict[str, Any] = {"dtype": _dtype(dtype), "revision": revision, "trust_remote_code": trust_remote_code}
     if attention is not None:
         options["attn_implementation"] = attention
@@ -332,7 +339,7 @@ def load_backbone(
     except (OSError, ValueError, KeyError):
         tokenizer = None  # token ids still work, and texts say what is missing
     if device is not None:
-        model = model.to(device)
+        model.to(device)  # type: ignore[arg-type]
     return Backbone(model, tokenizer, name=str(source))
 
 

@@ -16,48 +16,8 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
 
 _GROWTH = 256  # slots added at a time, at least
-
-
-class SlotLayer(CacheLayerMixin):
-    """The slots of one decoder layer; allocated when its first keys arrive."""
-
-    is_sliding = False
-    is_croppable = False
-
-    def __init__(self, owner: Cache) -> None:
-        super().__init__()
-        self.owner = owner
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = _slots(key_states, self.owner.capacity)
-        self.values = _slots(value_states, self.owner.capacity)
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write (B, h, T, d) keys and values at the open slots; return all that a query may look at."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        if self.keys.shape[2] < self.owner.capacity:
-            self.keys, self.values = (_grown(buffer, self.owner.capacity) for buffer in (self.keys, self.values))
-        self.owner.write(self.keys, key_states)
-        self.owner.write(self.values, value_states)
-        end = self.owner.end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.end, 0
-
-    def get_seq_length(self) -> int:
-        return max(self.owner.lengths)
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length  # its name up to transformers 5.17
 
 
 class Cache(transformers.Cache):
@@ -66,10 +26,14 @@ class Cache(transformers.Cache):
     Args:
         rows: number of rows, B.
         capacity: slots a row has at first; more are added as needed.
+
+    `keys` and `values` hold one (B, h, S, d) buffer a layer, allocated when its first states arrive.
     """
 
     def __init__(self, rows: int = 1, capacity: int = _GROWTH) -> None:
         super().__init__(layers=[])
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
         self.capacity = capacity
         self.lengths = [0] * rows
         self.pending = 0
@@ -119,19 +83,22 @@ class Cache(transformers.Cache):
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
         assert self.pending == 0, "select with pending tokens"
-        for layer in self.layers:
-            if layer.is_initialized:
-                index = torch.tensor(list(rows), device=layer.keys.device)
-                layer.keys, layer.values = layer.keys[index], layer.values[index]
+        for buffers in (self.keys, self.values):
+            for layer, buffer in enumerate(buffers):
+                buffers[layer] = buffer[torch.tensor(list(rows), device=buffer.device)]
         self.lengths = [self.lengths[row] for row in rows]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Called by the model's attention: (B, h, T, d) in, all visible keys and values out."""
-        while len(self.layers) <= layer_idx:
-            self.layers.append(SlotLayer(self))
-        return self.layers[layer_idx].update(key_states, value_states)
+        """Called by the model's attention, layer by layer: write (B, h, T, d), return all that a query may look at."""
+        for buffers, states in ((self.keys, key_states), (self.values, value_states)):
+            if layer_idx == len(buffers):
+                buffers.append(_slots(states, self.capacity))
+            elif buffers[layer_idx].shape[2] < self.capacity:
+                buffers[layer_idx] = _grown(buffers[layer_idx], self.capacity)
+            self._write(buffers[layer_idx], states)
+        return self.keys[layer_idx][:, :, : self.end], self.values[layer_idx][:, :, : self.end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self.lengths)
@@ -139,7 +106,7 @@ class Cache(transformers.Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.end, 0
 
-    def write(self, buffer: Tensor, states: Tensor) -> None:
+    def _write(self, buffer: Tensor, states: Tensor) -> None:
         """Put the (B, h, T, d) states of the open forward into a (B, h, S, d) buffer."""
         assert states.shape[2] == self._width, f"{states.shape[2]} tokens written where {self._width} were opened"
         before = self.pending - self._width
@@ -158,12 +125,10 @@ class Cache(transformers.Cache):
         if chosen == list(range(len(chosen))):
             return  # already in place
         start = self.lengths[row]
-        for layer in self.layers:
-            if layer.is_initialized:
-                index = torch.tensor(chosen, device=layer.keys.device) + start
-                for buffer in (layer.keys, layer.values):
-                    # index_select copies first: source and destination overlap
-                    buffer[row, :, start : start + len(chosen)] = buffer[row].index_select(1, index)
+        for buffer in (*self.keys, *self.values):
+            index = torch.tensor(chosen, device=buffer.device) + start
+            # index_select copies first: source and destination overlap
+            buffer[row, :, start : start + len(chosen)] = buffer[row].index_select(1, index)
 
 
 def _slots(states: Tensor, capacity: int) -> Tensor:

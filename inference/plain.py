@@ -149,9 +149,9 @@ def _choose(
     ids = torch.tensor([text + [text[-1]] * (longest - len(text)) for text in texts], device=logits.device)
     penalties = LogitsProcessorList(p for p in processors if isinstance(p, RepetitionPenaltyLogitsProcessor))
     warpers = LogitsProcessorList(p for p in processors if not isinstance(p, RepetitionPenaltyLogitsProcessor))
-    scores = penalties(ids, scores)
+    scores = penalties(ids, scores)  # type: ignore[arg-type]
     scores = scores / torch.tensor([[heat or 1.0] for heat, _ in keys], device=scores.device)
-    scores = warpers(ids, scores)
+    scores = warpers(ids, scores)  # type: ignore[arg-type]
     if not any(heat for heat, _ in keys):
         return scores.argmax(-1).tolist()
     scores = scores.double().cpu()

@@ -1,4 +1,4 @@
-"""The backbone's own token at a position: logits processors, then argmax, or a draw whose noise the position determines.
+"""The backbone's own token at a position: logits processors, then argmax, or a draw with noise keyed by position.
 
 Above temperature 0 the token at position t of a text is argmax over x of log p(x) + G(x), with standard Gumbel noise G
 that depends on (seed, sample, t) alone. The draw has exactly the law p (Gumbel-max), and it is the same whatever was
@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
-from transformers.generation import GenerationMode
+from transformers.generation.configuration_utils import GenerationMode
 
 from ..errors import UserError
 from ..heads.backbone import Backbone
@@ -29,7 +29,7 @@ SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsi
 def gumbel_noise(seed: int, sample: int, position: int, size: int) -> Tensor:
     """(V,) float64 standard Gumbel noise that (seed, sample, position) alone determine.
 
-    Counter-based (Philox, Salmon et al. 2011, as NumPy implements it), so that any position can be asked for at any time.
+    Counter-based (Philox, Salmon et al. 2011, as NumPy implements it), so any position can be asked for at any time.
     """
     bits = numpy.random.Philox(key=[seed % 2**64, sample % 2**64], counter=[0, 0, 0, position])
     exponential = numpy.random.Generator(bits).standard_exponential(size)
@@ -122,7 +122,7 @@ class Sampler:
         scores = logits.to(torch.float32)[None]  # (1, V)
         if self.processors:
             ids = torch.tensor([list(prefix)], device=logits.device)
-            scores = self.processors(ids, scores)
+            scores = self.processors(ids, scores)  # type: ignore[arg-type]
         if self.greedy:
             return int(scores[0].argmax())
         noise = gumbel_noise(self.seed, self.sample, len(prefix), scores.shape[-1])
@@ -156,7 +156,9 @@ def _refuse_unsupported(config: GenerationConfig) -> None:
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise UserError(f"{mode.value.replace('_', ' ')} is not supported; greedy decoding and sampling are")
     if config.guidance_scale not in (None, 1, 1.0):
-        raise UserError(f"guidance_scale={config.guidance_scale} is not supported: it needs a second, unconditional text")
+        raise UserError(
+            f"guidance_scale={config.guidance_scale} is not supported: it needs a second, unconditional text"
+        )
 
 
 def _limit(config: GenerationConfig, prompt: int, has_length: bool) -> int:

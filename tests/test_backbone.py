@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 import zoo
 from headstart.errors import UserError
 from headstart.heads.backbone import Backbone, load_backbone
@@ -76,9 +77,8 @@ def test_cache_after_commit_equals_a_fresh_prefill(family: str) -> None:
     backbone.forward(torch.cat([text, nodes[:, [0, 2, 4]]], 1), cache=fresh)
     fresh.commit_all()
     assert cache.lengths == fresh.lengths == [14]
-    for layer, expected in zip(cache.layers, fresh.layers, strict=True):
-        torch.testing.assert_close(layer.keys[:, :, :14], expected.keys[:, :, :14], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(layer.values[:, :, :14], expected.values[:, :, :14], rtol=1e-4, atol=1e-4)
+    for found, expected in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
+        torch.testing.assert_close(found[:, :, :14], expected[:, :, :14], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

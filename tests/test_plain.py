@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 import zoo
 from headstart.errors import UserError
 from headstart.inference.plain import decode_group

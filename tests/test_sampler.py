@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 import zoo
 from headstart.errors import UserError
 from headstart.inference.sampler import Sampler, gumbel_noise

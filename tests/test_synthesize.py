@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import zoo
 from headstart.data import synthesize as module
 from headstart.data.synthesize import NearDuplicates, SynthesizeSettings, UserOpening, summary, synthesize
@@ -22,7 +23,9 @@ class Interrupted(Exception):
 @pytest.fixture
 def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model says nothing sensible: only turns that were cut count as bad here."""
-    monkeypatch.setattr(module, "_user_fault", lambda words, tokens, opening: "cut" if tokens[-1] not in opening.end_tokens else "")
+    monkeypatch.setattr(
+        module, "_user_fault", lambda words, tokens, opening: "cut" if tokens[-1] not in opening.end_tokens else ""
+    )
     monkeypatch.setattr(module, "_answer_fault", lambda text, tokens: "")
     monkeypatch.setattr(module, "repeats_last", lambda tokens, n: False)
 
@@ -36,9 +39,13 @@ def settings(out: Path, **changes: Any) -> SynthesizeSettings:
 def test_conversations_appear_as_asked(tmp_path: Path, lenient: None) -> None:
     out = tmp_path / "made.jsonl.gz"
     counts = synthesize(zoo.backbone(), settings(out))
-    rows = [json.loads(line) for line in gzip.open(out, "rt")]
-    assert len(rows) == 6 and counts["kept"] >= 6 and counts["cut"] > 0
-    assert all([m["role"] for m in row["messages"]] in (["user", "assistant"], ["user", "assistant"] * 2) for row in rows)
+    rows = [json.loads(line) for line in gzip.decompress(out.read_bytes()).splitlines()]
+    assert len(rows) == 6
+    assert counts["kept"] >= 6
+    assert counts["cut"] > 0
+    assert all(
+        [m["role"] for m in row["messages"]] in (["user", "assistant"], ["user", "assistant"] * 2) for row in rows
+    )
     assert {row["answers"] for row in rows} == {"greedy", "sampled"}
     assert "kept" in "\n".join(summary(counts))
     assert synthesize(zoo.backbone(), settings(out))["already_there"]

@@ -43,7 +43,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     raw = Tokenizer(model)
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", bos_token="<|im_start|>", pad_token="<pad>")
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|im_end|>", bos_token="<|im_start|>", pad_token="<pad>"
+    )
     made.chat_template = TEMPLATE
     return made
 
@@ -60,7 +62,7 @@ def model(family: str = "llama", *, seed: int = 0, attention: str = "sdpa", **ch
     config._attn_implementation = attention
     torch.manual_seed(seed)
     made = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
-    for name, weight in made.named_parameters():
+    for weight in made.parameters():
         if weight.ndim == 1:  # norms and biases away from their neutral start, so that leaving one out is seen
             with torch.no_grad():
                 weight.add_(0.2 * torch.randn_like(weight))
@@ -75,7 +77,7 @@ def backbone(family: str = "llama", **changes: Any) -> Backbone:
 def chats(count: int = 8, seed: int = 0) -> list[list[dict[str, str]]]:
     """Small chats whose words the tiny tokenizer knows."""
     generator = torch.Generator().manual_seed(seed)
-    words = "red blue green one two three up down left right sun moon".split()
+    words = ["red", "blue", "green", "one", "two", "three", "up", "down", "left", "right", "sun", "moon"]
 
     def sentence(length: int) -> str:
         return " ".join(words[int(i)] for i in torch.randint(len(words), (length,), generator=generator))
