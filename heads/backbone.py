@@ -169,7 +169,7 @@ class Backbone:
         return self._logits(hidden)
 
     def finish(self, logits: Tensor) -> Tensor:
-            UserError: there is no tokenizer or template for it, or an id lies outside the vocabulary.
+        """What the model does to its projection: scales and soft cap (elementwise, so a slice may be given)."""
         scale = getattr(self.config, "logit_scale", None)
         divisor = getattr(self.config, "logits_scaling", None)
         cap = getattr(self.config, "final_logit_softcapping", None)
