@@ -1,0 +1,196 @@
+"""Drafters: what guesses the next tokens, one tree a round.
+
+`Drafter` is all that generation knows of them; `HeadDrafter` grows its trees with a trained head, `NoDrafter` never
+guesses.
+
+Letters: T positions, K nodes of one depth, Vd draft vocabulary. A head numbers the nodes of a round in the order in
+which `step` was given them; -1 is the anchor, whose child is every draft of depth 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..heads.backbone import Features
+from ..heads.base import DraftHead, Step
+from .tree import Chain, Dynamic, Shape, Static, Tree, limited
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Guesses what follows the true text. Serves one request at a time.
+
+    A round is `draft`, and, if the text goes on, `advance` with what the backbone made of it.
+    """
+
+    taps: tuple[int, ...]
+    """Hidden states of the backbone that `advance` is to be given, besides the last."""
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """A new request: forget the last one. The text itself comes through `advance`."""
+
+    def advance(self, features: Features, next_ids: Sequence[int]) -> None:
+        """True features of the next T positions, and the true token behind each: token t + 1 for position t.
+
+        Called for the prompt (in pieces, the first position first) and after each round, for the accepted path.
+        Whatever was computed from guesses is worth nothing from here on.
+
+        Args:
+            features: (1, T, .) on the backbone's device.
+            next_ids: T tokens; the last of them is the last of the text.
+        """
+
+    def draft(self, budget: int) -> Tree:
+        """A tree rooted in the last token of the text, at most `budget` deep (0: the root alone)."""
+
+
+class NoDrafter:
+    """Plain decoding, as a drafter."""
+
+    taps: tuple[int, ...] = ()
+
+    def start(self, prompt: Sequence[int]) -> None:
+        pass
+
+    def advance(self, features: Features, next_ids: Sequence[int]) -> None:
+        self.last = next_ids[-1]
+
+    def draft(self, budget: int) -> Tree:
+        return Tree.chain([self.last])
+
+
+class HeadDrafter:
+    """Grows trees of a given shape with a head that is bound to its backbone.
+
+    Nothing is moved to the host before the tree is complete.
+    """
+
+    def __init__(self, head: DraftHead, shape: Shape, device: torch.device) -> None:
+        self.head, self.shape, self.device = head, shape, device
+        self.taps = head.taps
+        self.depth = min(shape.depth, head.max_depth or shape.depth)
+        self.state: Any = None
+        self.anchored: Step | None = None
+        self.root = -1
+
+    def start(self, prompt: Sequence[int]) -> None:
+        self.state, self.anchored = self.head.start(), None
+
+    def advance(self, features: Features, next_ids: Sequence[int]) -> None:
+        ids = torch.tensor([next_ids], device=self.device)  # (1, T)
+        self.anchored = self.head.extend(self.state, features, ids)
+        self.root = next_ids[-1]
+
+    def draft(self, budget: int) -> Tree:
+        depth = min(self.depth, budget)
+        if depth < 1:
+            return Tree.chain([self.root])
+        assert self.anchored is not None, "draft before advance"
+        logits = self.anchored.logits[0, -1:]  # (1, Vd) at the anchor
+        shape = limited(self.shape, depth)
+        return self._dynamic(shape, logits) if isinstance(shape, Dynamic) else self._static(shape, logits)
+
+    def _static(self, shape: Chain | Static, logits: Tensor) -> Tree:
+        levels, parents = _plan(shape, self.device)
+        found = []
+        for level in levels:
+            best = _best(logits, level.width).indices[level.rows, level.ranks]  # (n,) draft ids
+            found.append(self.head.vocab.to_target(best))
+            if len(level.expanded):
+                logits = self._step(found[-1][level.expanded], level.parents)
+        return Tree([self.root, *torch.cat(found).tolist()], parents)
+
+    def _dynamic(self, shape: Dynamic, logits: Tensor) -> Tree:
+        top_k = min(shape.top_k, logits.shape[-1])
+        reached = logits.new_zeros(1, dtype=torch.float32)  # (K,) log q of the paths to the rows of `logits`
+        rows = torch.full((1,), -1, device=self.device)  # (K,) their numbers in the pool
+        handed, size = 0, 0  # nodes given to the head, nodes in the pool
+        pool = _Pool([], [], [])
+        numbers = rows  # (K,) the head's numbers of the rows
+        for depth in range(shape.depth):
+            best = _best(logits, top_k)
+            norm = logits.float().logsumexp(-1, keepdim=True)
+            scores = (reached[:, None] + best.values.float() - norm).flatten()  # (K * top_k,)
+            ids = self.head.vocab.to_target(best.indices.flatten())
+            pool.add(scores, ids, rows.repeat_interleave(top_k))
+            if depth + 1 == shape.depth:
+                break
+            reached, chosen = scores.topk(min(top_k, len(scores)))
+            logits = self._step(ids[chosen], numbers[chosen // top_k])
+            rows, size = chosen + size, size + len(scores)
+            numbers = torch.arange(handed, handed + len(chosen), device=self.device)
+            handed += len(chosen)
+        return pool.best(shape.nodes, self.root)
+
+    def _step(self, ids: Tensor, parents: Tensor) -> Tensor:
+        """(K,) target ids and the head's numbers of their parents to (K, Vd) logits behind them."""
+        return self.head.step(self.state, ids[None], parents[None]).logits[0]
+
+
+class _Pool(NamedTuple):
+    """All nodes that a dynamic tree has seen, depth by depth."""
+
+    scores: list[Tensor]  # log q of the path to each node
+    ids: list[Tensor]
+    parents: list[Tensor]  # numbers in the pool, -1: the root
+
+    def add(self, scores: Tensor, ids: Tensor, parents: Tensor) -> None:
+        self.scores.append(scores)
+        self.ids.append(ids)
+        self.parents.append(parents)
+
+    def best(self, nodes: int, root: int) -> Tree:
+        """The most probable nodes as a tree.
+
+        A path is at most as probable as its beginning and stands behind it in the pool, hence the stable sort keeps the
+        parents of all that it keeps.
+        """
+        scores = torch.cat(self.scores).nan_to_num(nan=-torch.inf)
+        kept = scores.sort(descending=True, stable=True).indices[:nodes].sort().values
+        chosen = torch.stack([kept, torch.cat(self.ids)[kept], torch.cat(self.parents)[kept]])
+        numbers, ids, parents = chosen.tolist()
+        place = {number: node for node, number in enumerate([-1, *numbers])}
+        return Tree([root, *ids], [-1, *(place[parent] for parent in parents)])
+
+
+class _Level(NamedTuple):
+    """One depth of a static tree: n nodes, K of which have children."""
+
+    width: int  # how many of the best tokens are needed
+    rows: Tensor  # (n,) the row of the last logits that a node hangs below
+    ranks: Tensor  # (n,) which of its best tokens the node is
+    expanded: Tensor  # (K,) the nodes handed to the head
+    parents: Tensor  # (K,) the head's numbers of their parents
+
+
+@lru_cache(maxsize=64)
+def _plan(shape: Chain | Static, device: torch.device) -> tuple[list[_Level], list[int]]:
+    """How to grow a static tree, depth by depth, and the parents of its nodes."""
+    paths: list[tuple[int, ...]] = [(), *shape.paths]
+    parents = [-1, *(paths.index(path[:-1]) for path in shape.paths)]
+    inner = {path[:-1] for path in shape.paths}
+    given = [path for path in shape.paths if path in inner]  # in the order in which the head is given them
+    levels, above = [], paths[:1]
+    for depth in range(1, shape.depth + 1):
+        here = [path for path in shape.paths if len(path) == depth]
+        expanded = [path for path in here if path in inner]
+        columns = (
+            [above.index(path[:-1]) for path in here],
+            [path[-1] for path in here],
+            [here.index(path) for path in expanded],
+            [given.index(path[:-1]) if depth > 1 else -1 for path in expanded],
+        )
+        tensors = (torch.tensor(column, dtype=torch.long, device=device) for column in columns)
+        levels.append(_Level(1 + max(columns[1]), *tensors))
+        above = expanded
+    return levels, parents
+
+
+def _best(logits: Tensor, count: int) -> Any:
+    """Values and indices (K, count) of the largest logits; for one, max is the quicker way."""
+    return logits.max(-1, keepdim=True) if count == 1 else logits.topk(count)
