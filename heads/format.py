@@ -1,0 +1,274 @@
+"""The own format of a head: a folder with `config.json`, `model.safetensors` and a card, read strictly.
+
+- `save_head`: a head to a folder, whole or not at all.
+- `load_head`: a folder or Hub id to a head; every tensor is checked, and the head against its backbone.
+
+Tensor names are those of the module, the vocabulary map as `d2t` and `t2d` (see vocab.py). Weights are read from
+safetensors only, never from pickles, and never with something missing or left over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..errors import UserError
+from ..files import whole_folder, write_whole
+from ..settings import build, dump
+from .backbone import Backbone
+from .base import DraftHead, HeadConfig
+from .methods import METHODS
+from .vocab import DraftVocab
+
+FORMAT, VERSION = "headstart", 1
+LAYER_IDS = (
+    "taps count hidden states as transformers does: 0 is the embedding output, k the output of decoder layer k - 1, "
+    "all before the final norm"
+)
+_CONFIG, _WEIGHTS, _CARD = "config.json", "model.safetensors", "README.md"
+_MAPS = ("d2t", "t2d")
+
+
+@dataclass(kw_only=True)
+class Manifest:
+    """What `config.json` holds."""
+
+    format: str
+    """Always "headstart"."""
+    format_version: int
+    """Raised when older readers would go wrong."""
+    method: str
+    """A name in METHODS."""
+    config: dict[str, Any]
+    """The fields of the method's config."""
+    layer_ids: str
+    """How layers are counted, in words."""
+    versions: dict[str, str]
+    """Versions of what wrote it."""
+    provenance: dict[str, Any]
+    """What the writer says of its training."""
+
+
+def save_head(head: DraftHead, folder: str | Path, *, provenance: Mapping[str, Any] | None = None) -> Path:
+    """Write a head, in the dtype it has; the folder appears whole, and takes the place of an older head.
+
+    Args:
+        provenance: how it was trained, as JSON values; goes into the config and the card.
+
+    Raises:
+        UserError: the folder cannot be written, or holds something else.
+    """
+    folder = Path(folder)
+    strange = sorted(path.name for path in folder.iterdir() if path.name not in _FILES) if folder.is_dir() else []
+    if strange:
+        raise UserError(f"{folder}: holds {_some(strange)}, which a head would replace; give a new or empty folder")
+    manifest = Manifest(
+        format=FORMAT,
+        format_version=VERSION,
+        method=head.method,
+        config=dump(head.config),
+        layer_ids=LAYER_IDS,
+        versions={name: metadata.version(name) for name in ("headstart", "torch", "transformers")},
+        provenance=dict(provenance or {}),
+    )
+    tensors = {_outside(name): tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    with whole_folder(folder) as part:
+        save_file(tensors, part / _WEIGHTS, metadata={"format": "pt"})
+        write_whole(part / _CONFIG, json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
+        write_whole(part / _CARD, _card(manifest))
+    return folder
+
+
+def load_head(
+    source: str | Path,
+    backbone: Backbone | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    revision: str | None = None,
+) -> DraftHead:
+    """A head from a folder or a Hub id.
+
+    Args:
+        source: for example "runs/eagle3" or "user/name".
+        backbone: what it is to be bound to; None: `head.bind` has to be called before it is used.
+        dtype: None: the backbone's; without one, as stored.
+        device: None: the backbone's; without one, the CPU.
+        revision: of a Hub repository.
+
+    Raises:
+        UserError: there is no such head, it is of another format, its files are damaged, incomplete or contradict each
+            other, or it was made for another backbone.
+    """
+    folder = _folder(source, revision)
+    manifest = _manifest(folder)
+    method = METHODS.get(manifest.method)
+    if method is None:
+        raise UserError(f"{folder / _CONFIG}: method is {manifest.method!r}; known are {', '.join(METHODS)}")
+    config = build(method.config_class, manifest.config, lambda key: f"{folder / _CONFIG}, config")
+    head = _assembled(method, config, _tensors(folder / _WEIGHTS), folder / _WEIGHTS)
+    if backbone is not None:
+        head.bind(backbone)
+        dtype, device = dtype or backbone.dtype, device or backbone.device
+    return head.to(device=device, dtype=dtype).eval()
+
+
+_FILES = {_CONFIG, _WEIGHTS, _CARD}
+
+
+def _folder(source: str | Path, revision: str | None) -> Path:
+    """The folder of a source; a Hub repository is fetched, configs and safetensors only."""
+    if Path(source).is_dir():
+        return Path(source)
+    if not isinstance(source, str) or source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise UserError(
+            f"{source}: no such folder; a head is a folder that headstart wrote, or a Hub id like user/name"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=[_CONFIG, "*.safetensors"]))
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{source}: no such folder, and not to be had from the Hub: {reason}") from error
+
+
+def _manifest(folder: Path) -> Manifest:
+    path = folder / _CONFIG
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder}: no headstart head, there is no {_CONFIG}; it holds {_some(_names(folder))}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise UserError(
+            f"{folder}: no headstart head; it looks like {_likeness(found, _names(folder))}. "
+            "Only the format that headstart writes can be loaded"
+        )
+    if found.get("format_version") != VERSION:
+        raise UserError(
+            f"{path}: format_version is {found.get('format_version')!r}, this headstart reads {VERSION}; "
+            "update headstart, or save the head again with this one"
+        )
+    return build(Manifest, found, lambda key: str(path))
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        # copies are aligned in memory, as a new head's weights are: same kernels, same bits
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: no such file, so the head has no weights; it holds {_some(_names(path.parent))}"
+        ) from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: cannot be read, it may be cut short ({error})") from None
+
+
+def _assembled(method: type[DraftHead], config: HeadConfig, tensors: dict[str, Tensor], path: Path) -> DraftHead:
+    """A head with exactly these tensors in it."""
+    vocab = DraftVocab(range(config.draft_vocab_size), config.vocab_size)
+    if not vocab.full and all(name in tensors for name in _MAPS):
+        try:
+            vocab = DraftVocab.from_maps(tensors["d2t"], tensors["t2d"], config.vocab_size)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+    with torch.device("meta"):  # without storage, so that what no tensor fills could not be used
+        head = method(config, vocab)
+    expected = {_outside(name): tensor for name, tensor in head.state_dict().items()}
+    _compare(expected, tensors, path, method.method)
+    head.load_state_dict({_inside(name): tensor for name, tensor in tensors.items()}, strict=True, assign=True)
+    return head
+
+
+def _compare(expected: dict[str, Tensor], found: dict[str, Tensor], path: Path, method: str) -> None:
+    """Refuse tensors that are missing, left over, or of another shape or kind."""
+    faults = []
+    if missing := sorted(expected.keys() - found.keys()):
+        faults.append(f"missing: {_some(missing)}")
+    if extra := sorted(found.keys() - expected.keys()):
+        faults.append(f"not part of it: {_some(extra)}")
+    for name in sorted(expected.keys() & found.keys()):
+        wanted, given = _kind(expected[name]), _kind(found[name])
+        if wanted != given:
+            faults.append(f"{name} is {given}, expected {wanted}")
+    if faults:
+        raise UserError(f"{path}: does not hold the {method} head of its {_CONFIG}; " + "; ".join(faults[:6]))
+
+
+def _likeness(found: Any, names: list[str]) -> str:
+    """What a foreign folder seems to be, for a message."""
+    keys = found if isinstance(found, dict) else {}
+    architecture = str((keys.get("architectures") or [""])[0])
+    kind = str(keys.get("model_type", ""))
+    guesses = {
+        "a head in the format of vLLM's speculators": "speculators_model_type" in keys,
+        "Medusa heads in another layout": "medusa_num_heads" in keys or kind == "medusa",
+        "Hydra heads": "hydra_num_heads" in keys,
+        "an MLP speculator": kind == "mlp_speculator",
+        "an EAGLE-3 head in another layout": "Eagle3" in architecture or "draft_vocab_size" in keys,
+        "an EAGLE head in another layout": "Eagle" in architecture or keys.get("num_hidden_layers") == 1,
+        "a whole causal LM, which is to be given as the backbone": architecture.endswith("ForCausalLM"),
+    }
+    return next((text for text, fits in guesses.items() if fits), f"nothing known here, with {_some(names)}")
+
+
+def _card(manifest: Manifest) -> str:
+    """The model card."""
+    backbone = manifest.config["backbone"] or "its backbone"
+    lines = ["---", "library_name: headstart", "pipeline_tag: text-generation"]
+    lines += [f"base_model: {backbone}"] if backbone.count("/") == 1 else []
+    lines += ["tags:", "- speculative-decoding", f"- {manifest.method}", "---", ""]
+    lines += [f"# {manifest.method} head for {backbone}", ""]
+    lines += ["Proposes tokens that the backbone verifies; what is generated is the backbone's own text.", ""]
+    lines += ["```python", "import headstart as hs", "", f'backbone = hs.load_backbone("{backbone}")']
+    lines += ['head = hs.load_head("THIS FOLDER OR REPOSITORY", backbone)']
+    lines += ['print(hs.Generator(backbone, head).generate("Why is the sky blue?").text)', "```", ""]
+    for title, block in (
+        ("Config", manifest.config),
+        ("Training", manifest.provenance),
+        ("Versions", manifest.versions),
+    ):
+        if block:
+            lines += [f"## {title}", "", "| | |", "|---|---|"]
+            lines += [f"| {key} | {_cell(value)} |" for key, value in block.items()] + [""]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _outside(name: str) -> str:
+    """A tensor's name in the file: the map stands at the top, as in the EAGLE-3 layout."""
+    return name.removeprefix("vocab.")
+
+
+def _inside(name: str) -> str:
+    return f"vocab.{name}" if name in _MAPS else name
+
+
+def _kind(tensor: Tensor) -> str:
+    kind = "float" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+    return f"{kind} {tuple(tensor.shape)}"
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _some(names: list[str]) -> str:
+    """The first few names."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"

@@ -1,0 +1,284 @@
+"""The decoder layer that EAGLE-style heads share: shaped after the backbone's, trained from scratch.
+
+- `LayerConfig`: its shape, read from the backbone's config.
+- `Rotary`: cosines and sines of positions, by transformers' own rotary embedding, every kind of scaling included.
+- `DecoderLayer`: attention and gated MLP with root-mean-square norms.
+- `attend`: attention over a cache, for drafting.
+- `attend_ahead`: attention of training queries that have run ahead of a text, in memory linear in its length.
+
+Letters: B rows, T positions, K nodes, S slots, M queries at anchors, E entries ahead of the text, H width, W width of
+the attention's inputs, n query heads, k key-value heads, g = n / k, h width of a head.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from ..errors import UserError
+from .backbone import Backbone
+from .base import HeadConfig
+
+_SCORES = {"cpu": 1 << 21}  # attention scores held at a time in training; other devices have more room
+_SCORES_ELSEWHERE = 1 << 26
+
+
+@dataclass(kw_only=True)
+class LayerConfig(HeadConfig):
+    """A head with a decoder layer."""
+
+    num_attention_heads: int
+    """Query heads."""
+    num_key_value_heads: int
+    """Key and value heads; query heads share them in groups."""
+    head_dim: int
+    """Width of a head."""
+    intermediate_size: int
+    """Width of the MLP."""
+    hidden_act: str = "silu"
+    """Activation of the MLP, by its transformers name."""
+    rms_norm_eps: float = 1e-6
+    """Epsilon of the norms."""
+    attention_bias: bool = False
+    """Biases on queries, keys and values."""
+    output_bias: bool = False
+    """Bias behind the attention."""
+    mlp_bias: bool = False
+    """Biases in the MLP."""
+    max_position_embeddings: int = 2048
+    """Positions that the rotary embedding was made for."""
+    rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    """Rotary embedding, as transformers writes it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise UserError(
+                f"num_attention_heads is {self.num_attention_heads} and num_key_value_heads is "
+                f"{self.num_key_value_heads}; the first has to be a multiple of the second"
+            )
+        if self.hidden_act not in ACT2FN:
+            raise UserError(f"hidden_act is {self.hidden_act!r}; transformers has no activation of that name")
+
+    @classmethod
+    def facts(cls, backbone: Backbone) -> dict[str, Any]:
+        config, width = backbone.config, backbone.hidden_size
+        heads = config.num_attention_heads
+        act = _first(config, "hidden_act", "hidden_activation", "activation_function") or "silu"
+        return super().facts(backbone) | {
+            "num_attention_heads": heads,
+            "num_key_value_heads": _first(config, "num_key_value_heads") or heads,
+            "head_dim": _first(config, "head_dim") or width // heads,
+            "intermediate_size": _first(config, "intermediate_size") or 4 * width,
+            "hidden_act": act if act in ACT2FN else "silu",
+            "rms_norm_eps": _first(config, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon") or 1e-6,
+            "attention_bias": _has(backbone, "q_proj.bias"),
+            "output_bias": _has(backbone, "o_proj.bias"),
+            "mlp_bias": _has(backbone, "up_proj.bias"),
+            "max_position_embeddings": _first(config, "max_position_embeddings") or 2048,
+            "rope_parameters": _rope(config),
+        }
+
+
+class Rotary:
+    """A table of cosines and sines, longer when asked for more; no module, so that no cast rounds its frequencies."""
+
+    def __init__(self, config: LayerConfig) -> None:
+        self.limit = config.max_position_embeddings
+        self.embedding = LlamaRotaryEmbedding(
+            LlamaConfig(
+                hidden_size=config.num_attention_heads * config.head_dim,
+                num_attention_heads=config.num_attention_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_position_embeddings,
+                rope_parameters=dict(config.rope_parameters),
+            )
+        )
+        self.cos = self.sin = torch.empty(0)
+
+    def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """(at least `length`, 1, h) cosines and signed sines, with the dtype and device of `like`."""
+        if len(self.cos) < length or (self.cos.dtype, self.cos.device) != (like.dtype, like.device):
+            # scalings that depend on the length change at the limit: do not pass it before the text does
+            room = max(length, min(2 * length, self.limit) if length <= self.limit else 2 * length)
+            cos, sin = self.embedding(torch.zeros(()), torch.arange(room)[None])
+            sin[..., : sin.shape[-1] // 2].neg_()
+            self.cos, self.sin = (wave[0, :, None].to(like) for wave in (cos, sin))
+        return self.cos, self.sin
+
+    def at(self, starts: Sequence[int], width: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """(B or 1, T, 1, h) for T positions from `starts[row]` on."""
+        cos, sin = self.table(max(starts) + width, like)
+        if min(starts) == max(starts):
+            return cos[None, starts[0] : starts[0] + width], sin[None, starts[0] : starts[0] + width]
+        places = torch.tensor(starts, device=like.device)[:, None] + torch.arange(width, device=like.device)  # (B, T)
+        return cos[places], sin[places]
+
+
+def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries or keys (..., heads, h) turned by their positions; a table narrower than h turns the first part only."""
+    width = cos.shape[-1]
+    if width < states.shape[-1]:
+        return torch.cat((rotated(states[..., :width], cos, sin), states[..., width:]), -1)
+    return torch.addcmul(states * cos, states.roll(width // 2, -1), sin)
+
+
+class Attention(nn.Module):
+    """The four projections; who sees whom is up to the caller."""
+
+    def __init__(self, config: LayerConfig, width: int) -> None:
+        super().__init__()
+        self.heads, self.groups, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        queries, keys, bias = self.heads * self.head_dim, self.groups * self.head_dim, config.attention_bias
+        self.q_proj = nn.Linear(width, queries, bias=bias)
+        self.k_proj = nn.Linear(width, keys, bias=bias)
+        self.v_proj = nn.Linear(width, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.output_bias)
+
+    def queries(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(..., W) to (..., n, h), turned."""
+        return rotated(self.q_proj(inputs).unflatten(-1, (self.heads, self.head_dim)), cos, sin)
+
+    def entries(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., W) to keys, turned, and values (..., k, h)."""
+        keys = self.k_proj(inputs).unflatten(-1, (self.groups, self.head_dim))
+        values = self.v_proj(inputs).unflatten(-1, (self.groups, self.head_dim))
+        return rotated(keys, cos, sin), values
+
+
+class Gated(nn.Module):
+    """The gated MLP."""
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(width, inner, bias=bias)
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.act = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        projected: Tensor = self.down_proj(self.act(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return projected
+
+
+class DecoderLayer(nn.Module):
+    """Attention that reads W-wide inputs, then the MLP; what precedes the attention is up to the method."""
+
+    def __init__(self, config: LayerConfig, width: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, width)
+        self.mlp = Gated(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """(..., H) residual and (..., n * h) attention to the layer's output (..., H), before any norm."""
+        hidden = residual + self.self_attn.o_proj(attended)
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention over cached entries.
+
+    Args:
+        queries: (B, K, n, h).
+        keys, values: (B, k, S, h).
+        mask: (B, 1, K, S) to be added; None: every query sees every slot.
+
+    Returns:
+        (B, K, n * h).
+    """
+    rows, width, heads, head_dim = queries.shape
+    groups = keys.shape[1]
+    shared = heads // groups
+    # the queries that share keys stand in one row of the attention: no copy of the keys for each of them
+    grouped = queries.view(rows, width, groups, shared, head_dim).permute(0, 2, 3, 1, 4)  # (B, k, g, K, h)
+    grouped = grouped.reshape(rows, groups, shared * width, head_dim)
+    mask = mask if mask is None else mask.repeat(1, 1, shared, 1)
+    mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)  # (B, k, g * K, h)
+    return mixed.view(rows, groups, shared, width, head_dim).permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def attend_ahead(queries: Tensor, text: tuple[Tensor, Tensor], ahead: tuple[Tensor, Tensor], at: Tensor) -> Tensor:
+    """Attention of queries that stand on a text and have run E steps ahead of it.
+
+    Query m stands at position t of row b. It sees the entries of positions 0..t of that row, and its own E ahead.
+    Exact; queries go in blocks which are computed once more in the backward pass, so that no scores are kept.
+
+    Args:
+        queries: (M, n, h).
+        text: keys and values (B, T, k, h) of the text.
+        ahead: keys and values (M, E, k, h) of each query's own steps.
+        at: (M,) b * T + t, ascending.
+
+    Returns:
+        (M, n * h).
+    """
+    length = text[0].shape[1]
+    room = max(1, _SCORES.get(queries.device.type, _SCORES_ELSEWHERE) // (queries.shape[1] * length))
+    places = at % length
+    mixed = []
+    for start, stop, row, seen in _blocks(at.tolist(), length, room):
+        block = [queries[start:stop], *(part[row, :seen] for part in text), *(part[start:stop] for part in ahead)]
+        block.append(places[start:stop])
+        if torch.is_grad_enabled():
+            mixed.append(checkpoint(_attend_block, *block, use_reentrant=False, preserve_rng_state=False))
+        else:
+            mixed.append(_attend_block(*block))
+    return torch.cat(mixed) if mixed else queries.flatten(1)
+
+
+def _blocks(at: list[int], length: int, room: int) -> Iterator[tuple[int, int, int, int]]:
+    """Runs of at most `room` queries of one row: start, stop, the row, and how many of its positions they see."""
+    start = 0
+    while start < len(at):
+        row = at[start] // length
+        stop = min(start + room, bisect_left(at, (row + 1) * length, start))
+        yield start, stop, row, at[stop - 1] % length + 1
+        start = stop
+
+
+def _attend_block(
+    queries: Tensor, keys: Tensor, values: Tensor, ahead_keys: Tensor, ahead_values: Tensor, places: Tensor
+) -> Tensor:
+    """(m, n, h) queries of one row over (s, k, h) of its text and (m, E, k, h) of their own; (m, n * h)."""
+    count, heads, head_dim = queries.shape
+    seen, groups = keys.shape[:2]
+    grouped = (queries * head_dim**-0.5).view(count, groups, -1, head_dim).transpose(0, 1)  # (k, m, g, h)
+    scores = (grouped.reshape(groups, -1, head_dim) @ keys.permute(1, 2, 0)).view(groups, count, -1, seen)
+    later = torch.arange(seen, device=places.device) > places[:, None]  # (m, s)
+    scores = scores.masked_fill(later[:, None], -torch.inf)
+    own = grouped @ ahead_keys.permute(2, 0, 3, 1)  # (k, m, g, E)
+    weights = torch.cat((scores, own), -1).softmax(-1, dtype=torch.float32).to(values.dtype)
+    mixed = weights[..., :seen].reshape(groups, -1, seen) @ values.transpose(0, 1)  # (k, m * g, h)
+    mixed = mixed.view(groups, count, -1, head_dim) + weights[..., seen:] @ ahead_values.permute(2, 0, 1, 3)
+    return mixed.transpose(0, 1).reshape(count, heads * head_dim)
+
+
+def _first(config: Any, *names: str) -> Any:
+    """The first of these fields that the config has."""
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+
+
+def _has(backbone: Backbone, ending: str) -> bool:
+    """Has the backbone's decoder a parameter of this name? Not every config that has biases says so."""
+    return any(name.endswith(ending) for name, _ in backbone.model.get_decoder().named_parameters())
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    """The rotary embedding of the layers that see the whole text; the common one for models without any."""
+    found = getattr(config, "rope_parameters", None) or {}
+    if found and all(isinstance(value, dict) for value in found.values()):
+        found = found.get("full_attention") or next(iter(found.values()))
+    return {"rope_type": "default", "rope_theta": 10000.0, **found}
