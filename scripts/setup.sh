@@ -37,7 +37,7 @@ if ! "$venv/bin/python" -c 'import pip' >/dev/null 2>&1; then
 fi
 made="$venv/setup-$(tr -c 'a-z0-9\n' '-' <<<"$extras").stamp"
 if [ "$(stamp)" != "$(cat "$made" 2>/dev/null)" ]; then
-  pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
+  pip=("$venv/bin/python" -m pip --disable-pip-version-check -qq) # errors alone are worth reading
   if ! "$venv/bin/python" -c 'import torch' >/dev/null 2>&1; then
     say "installing $torch"
     "${pip[@]}" install "$torch"
