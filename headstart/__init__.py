@@ -3,7 +3,7 @@
     import headstart as hs
 
     backbone = hs.load_backbone("smollm2-135m")
-    gen = hs.Generator(backbone, hs.load_head("runs/eagle3"))
+    gen = hs.Generator(backbone, hs.load_head("runs/eagle3/head"))
     print(gen.generate("Why is the sky blue?", max_new_tokens=128).text)
 
 Names are loaded on first use, so that importing the package costs nothing.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headstart.heads.backbone import load_backbone as load_backbone
     from headstart.heads.format import load_head as load_head
     from headstart.inference.generator import Generator as Generator
-    from headstart.verbs import train as train
+    from headstart.training.loop import train as train
 
 __version__ = "0.1.0"
 
@@ -29,7 +29,7 @@ _HOMES = {
     "UserError": "headstart.errors",
     "load_backbone": "headstart.heads.backbone",
     "load_head": "headstart.heads.format",
-    "train": "headstart.verbs",
+    "train": "headstart.training.loop",
 }
 
 __all__ = ["Backbone", "Generator", "UserError", "__version__", "load_backbone", "load_head", "train"]

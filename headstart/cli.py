@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from headstart.errors import UserError
-from headstart.flags import Setting, add_flags, describe, given
+from headstart.flags import Setting, add_flags, describe, given, spelled
 from headstart.settings import build
 from headstart.verbs import VERBS, Verb
 
@@ -112,7 +112,7 @@ def _typed(name: str, verb: Verb, settings: list[Setting], rest: list[str]) -> a
     """What was typed after the verb; None if that was a wish for help, which is printed."""
     parser = _Parser(
         prog=f"headstart {name}",
-        usage=" ".join(["headstart", name, *(one.upper() for one in verb.positional), "[flags]"]),
+        usage=_usage(name, verb, settings),
         description=verb.summary,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=_width()),
         allow_abbrev=False,
@@ -180,6 +180,12 @@ def _overview(group: str) -> str:
     return "\n".join([*head, *lines, "", "Flags and examples: headstart VERB --help. For a start:", f"  {first}"])
 
 
+def _usage(name: str, verb: Verb, settings: list[Setting]) -> str:
+    kinds = {one.key: one.kind for one in settings}
+    words = [f"[{key.upper()} ...]" if kinds[key].startswith("list") else key.upper() for key in verb.positional]
+    return " ".join(["headstart", name, *words, "[flags]"])
+
+
 def _epilog(verb: Verb) -> str:
     return "\n".join([*_recipe_lines(verb), "examples:", *(f"  {example}" for example in verb.examples)])
 
@@ -190,8 +196,8 @@ def _recipe_lines(verb: Verb) -> Iterator[str]:
         return
     yield "recipe keys (in the file, or as key=value behind it):"
     for one in describe(*verb.recipe.split(":")):
-        default = "required" if one.default is None else one.default
-        yield f"  {one.key} = {default}"
+        default = "required" if one.default is None else spelled(one.default)
+        yield f"  {one.key}: {default}"
         yield from textwrap.wrap(one.help, _width() - 8, initial_indent=" " * 6, subsequent_indent=" " * 6)
     yield ""
 

@@ -69,10 +69,24 @@ def given(typed: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, A
     return tree
 
 
+def spelled(default: str) -> str:
+    """A default's source as YAML and the command line spell it: `None` as null, `(1, 2)` as [1, 2]."""
+    try:
+        value = ast.literal_eval(default)
+    except ValueError:
+        return default
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(spelled(repr(one)) for one in value) + "]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value)
+
+
 def _default(setting: Setting) -> str:
     if setting.default is None:
         return "(required)"
-    return "" if setting.default in ("None", "()", "[]", "{}", "''") else f"(default: {setting.default.strip(chr(39))})"
+    nothing = setting.default in ("None", "()", "[]", "{}", "''", "False")
+    return "" if nothing else f"(default: {spelled(setting.default)})"
 
 
 def _metavar(kind: str) -> str:

@@ -6,9 +6,10 @@ costs nothing, and help reads the settings classes from source.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from headstart.data.regenerate import RegenerateSettings
     from headstart.data.synthesize import SynthesizeSettings
     from headstart.heads.backbone import Backbone
+    from headstart.inference.bench import BenchSettings
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,10 @@ def tokenizer_of(options: TokenizerOptions) -> Any:
         raise UserError(f"{name}: no tokenizer could be loaded: {reason}") from error
 
 
-def drafter_of(name: str | None) -> Any:
+def drafter_of(name: str) -> Any:
     """What drafts: a head from its folder or Hub id, the name of a drafter without weights, or None."""
-    if name is None or name == "ngram":
-        return name
+    if name in ("none", "ngram"):
+        return None if name == "none" else name
     from headstart import load_head
 
     return load_head(name)
@@ -138,8 +140,8 @@ class GenerateSettings:
 
     prompt: str
     """What to ask, as one user turn; - reads it from standard input."""
-    head: str | None = None
-    """What drafts: the folder or Hub id of a head, or ngram; without it, plain decoding. The answer is the same."""
+    head: str = "none"
+    """What drafts: the folder or Hub id of a head, ngram, or none (plain decoding). The answer is the same."""
     tree: str | None = None
     """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all)."""
     max_new_tokens: int = 256
@@ -208,6 +210,45 @@ def preview(options: TokenizerOptions, settings: PreviewSettings) -> None:
     preview(tokenizer_of(options), settings)
 
 
+# --- train ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TrainSettings:
+    """A training run."""
+
+    recipe: Path
+    """The recipe, a YAML file such as configs/smollm2-eagle3.yaml."""
+    overrides: list[str] = field(default_factory=list)
+    """Settings of the recipe that are to be otherwise, as key=value."""
+    check: bool = False
+    """Load everything, run one step, print what the run would be, and leave nothing behind."""
+
+
+def train(settings: TrainSettings) -> None:
+    if settings.check:
+        from headstart.training.sheet import check
+
+        check(settings.recipe, settings.overrides)
+        return
+    from headstart import train
+
+    print(train(settings.recipe, settings.overrides))
+
+
+# --- bench ----------------------------------------------------------------------------------------------------------
+
+
+def bench(options: BackboneOptions, settings: BenchSettings) -> None:
+    from headstart.inference.bench import bench
+    from headstart.inference.suite import read_suite
+
+    questions, drafter = read_suite(settings.suite), drafter_of(settings.head)
+    command = f"headstart {shlex.join(sys.argv[1:])}"
+    bench(backbone_of(options), drafter, questions, settings, command=command)
+    print((settings.out / "report.md").read_text(encoding="utf-8"))
+
+
 # --- the table ------------------------------------------------------------------------------------------------------
 
 VERBS: dict[str, Verb] = {
@@ -249,14 +290,36 @@ VERBS: dict[str, Verb] = {
         (),
         ("headstart data preview --backbone smollm2-135m --input shipped --rows 3",),
     ),
+    "train": Verb(
+        train,
+        "Train a head by a recipe; a run that is there goes on where it was.",
+        ("headstart.verbs:TrainSettings",),
+        ("recipe", "overrides"),
+        (
+            "headstart train configs/smollm2-eagle3.yaml",
+            "headstart train configs/smollm2-eagle3.yaml optim.lr=2e-4 run=runs/other",
+            "headstart train configs/smollm2-eagle3.yaml --check",
+        ),
+        recipe="headstart.training.recipe:Recipe",
+    ),
     "generate": Verb(
         generate,
         "Answer a prompt with the backbone, sooner with a head.",
         ("headstart.verbs:BackboneOptions", "headstart.verbs:GenerateSettings"),
         ("prompt",),
         (
-            'headstart generate --backbone smollm2-135m --head runs/eagle3 "Why is the sky blue?"',
+            'headstart generate --backbone smollm2-135m --head runs/eagle3/head "Why is the sky blue?"',
             'headstart generate --backbone smollm2-135m --head ngram --temperature 0.7 --seed 1 "Tell me a story."',
+        ),
+    ),
+    "bench": Verb(
+        bench,
+        "Compare with transformers' generate on the same prompts: equality, speed, acceptance, by category.",
+        ("headstart.verbs:BackboneOptions", "headstart.inference.bench:BenchSettings"),
+        (),
+        (
+            "headstart bench --backbone smollm2-135m --head runs/eagle3/head --suite questions.jsonl --out reports/one",
+            "headstart bench --backbone smollm2-135m --head ngram --suite prompts.txt --out reports/two --limit 20",
         ),
     ),
 }

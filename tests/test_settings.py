@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from headstart.errors import UserError
-from headstart.flags import add_flags, describe, given
+from headstart.flags import add_flags, describe, given, spelled
 from headstart.settings import build, dump, dump_text, load
 
 
@@ -242,6 +242,13 @@ def test_describe(source):
     }
     with pytest.raises(LookupError):
         describe("sourced.main", "Missing")
+
+
+def test_defaults_are_spelled_as_they_are_typed():
+    seen = {"None": "null", "True": "true", "'soft'": "soft", "(0.9, None)": "[0.9, null]", "1e-4": "0.0001"}
+    seen["Block(3)"] = "Block(3)"
+    assert {source: spelled(source) for source in seen} == seen
+    assert spelled("0") == "0"
 
 
 def test_flags(source):
