@@ -80,13 +80,23 @@ class Cache(transformers.Cache):
         assert all(new <= old for new, old in zip(lengths, self.lengths, strict=True)), "truncate cannot lengthen"
         self.lengths, self.pending = list(lengths), 0
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows only, in this order."""
-        assert self.pending == 0, "select with pending tokens"
-        for buffers in (self.keys, self.values):
-            for layer, buffer in enumerate(buffers):
-                buffers[layer] = buffer[torch.tensor(list(rows), device=buffer.device)]
-        self.lengths = [self.lengths[row] for row in rows]
+    def drop(self, rows: Sequence[int]) -> list[int]:
+        """Forget these rows; returns which old row each remaining one is.
+
+        Rows from the end move into the gaps, so that only those are copied.
+        """
+        assert self.pending == 0, "drop with pending tokens"
+        order, left = list(range(self.rows)), self.rows - len(set(rows))
+        movers = [row for row in range(left, self.rows) if row not in rows]
+        gaps = [row for row in sorted(set(rows)) if row < left]
+        for gap, mover in zip(gaps, movers, strict=True):
+            order[gap] = mover
+            length = self.lengths[gap] = self.lengths[mover]
+            for buffer in (*self.keys, *self.values):
+                buffer[gap, :, :length] = buffer[mover, :, :length]
+        self.keys, self.values = ([buffer[:left] for buffer in buffers] for buffers in (self.keys, self.values))
+        self.lengths = self.lengths[:left]
+        return order[:left]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

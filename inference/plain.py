@@ -76,18 +76,17 @@ def decode_group(
             texts[row].append(token)
         if on_step is not None:
             on_step(len(running))
-        going = [
+        ended = [
             place
             for place, row in enumerate(running)
-            if chosen[place] not in stops
-            and len(texts[row]) - len(prompts[row]) < limits[row]
-            and not (give_up is not None and give_up(row, texts[row][len(prompts[row]) :]))
+            if chosen[place] in stops
+            or len(texts[row]) - len(prompts[row]) >= limits[row]
+            or (give_up is not None and give_up(row, texts[row][len(prompts[row]) :]))
         ]
-        if len(going) < len(running):
-            running = [running[place] for place in going]
-            if not running:
-                return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
-            cache.select(going)
+        if len(ended) == len(running):
+            return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+        if ended:
+            running = [running[place] for place in cache.drop(ended)]
         last = torch.tensor([[texts[row][-1]] for row in running], device=backbone.device)  # (B, 1)
         hidden = backbone.forward(last, cache=cache).last
         cache.commit_all()
@@ -143,19 +142,18 @@ def _choose(
     keys: Sequence[tuple[float, int]],
 ) -> list[int]:
     """The next token of each row from its (B, V) logits; `keys` are the temperature and sample number of each."""
-    scores = logits.float()
-    longest = max(map(len, texts))
-    # the processors of this loop look only at which tokens a text has: its last one as padding changes nothing
-    ids = torch.tensor([text + [text[-1]] * (longest - len(text)) for text in texts], device=logits.device)
-    penalties = LogitsProcessorList(p for p in processors if isinstance(p, RepetitionPenaltyLogitsProcessor))
-    warpers = LogitsProcessorList(p for p in processors if not isinstance(p, RepetitionPenaltyLogitsProcessor))
-    scores = penalties(ids, scores)  # type: ignore[arg-type]
-    scores = scores / torch.tensor([[heat or 1.0] for heat, _ in keys], device=scores.device)
-    scores = warpers(ids, scores)  # type: ignore[arg-type]
-    if not any(heat for heat, _ in keys):
-        return scores.argmax(-1).tolist()
-    scores = scores.double().cpu()
+    if processors:
+        longest = max(map(len, texts))
+        # the processors of this loop look only at which tokens a text has: its last one as padding changes nothing
+        ids = torch.tensor([text + [text[-1]] * (longest - len(text)) for text in texts], device=logits.device)
+        penalties = LogitsProcessorList(p for p in processors if isinstance(p, RepetitionPenaltyLogitsProcessor))
+        warpers = LogitsProcessorList(p for p in processors if not isinstance(p, RepetitionPenaltyLogitsProcessor))
+        heats = torch.tensor([[heat or 1.0] for heat, _ in keys], device=logits.device)
+        logits = warpers(ids, penalties(ids, logits.float()) / heats)  # type: ignore[arg-type]
+    tokens: list[int] = logits.argmax(-1).tolist()
     for row, ((heat, number), text) in enumerate(zip(keys, texts, strict=True)):
         if heat:
-            scores[row] += gumbel_noise(seed, number, len(text), scores.shape[-1])
-    return scores.argmax(-1).tolist()
+            scores = logits[row].float() if processors else logits[row].float() / heat
+            noise = gumbel_noise(seed, number, len(text), scores.shape[-1])
+            tokens[row] = int((scores.double().cpu() + noise).argmax())
+    return tokens

@@ -98,18 +98,23 @@ def test_ragged_rows_equal_single_rows(family: str) -> None:
         torch.testing.assert_close(more.last[row], backbone.forward(whole[None]).last[0, -4:], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("gone", [[], [0], [3], [1, 2], [0, 3], [2, 0, 1], [0, 1, 2, 3]])
 @torch.no_grad()
-def test_rows_can_be_selected() -> None:
-    backbone = zoo.backbone()
-    text = ids(12).reshape(3, 4)
-    cache = backbone.new_cache(rows=3)
+def test_rows_leave_and_the_others_stay_right(gone: list[int]) -> None:
+    backbone, text = zoo.backbone(), ids(16).reshape(4, 4)
+    cache = backbone.new_cache(rows=4)
     backbone.forward(text, cache=cache)
-    cache.commit([[0, 1], [0, 1, 2], [0, 1, 2, 3]])
-    cache.select([2, 0])
-    assert cache.lengths == [4, 2]
-    found = backbone.forward(ids(2, seed=3).reshape(2, 1), cache=cache).last
-    expected = backbone.forward(torch.cat([text[0, :2], ids(2, seed=3)[0, 1:]])[None]).last[0, -1]
-    torch.testing.assert_close(found[1, 0], expected, rtol=1e-4, atol=1e-4)
+    cache.commit([[0, 1], [0, 1, 2], [0, 1, 2, 3], [0]])
+    order = cache.drop(gone)
+    assert sorted(order) == [row for row in range(4) if row not in gone]
+    assert cache.lengths == [[2, 3, 4, 1][row] for row in order]
+    if not order:
+        return
+    next_ids = ids(4, seed=3)[0, order, None]
+    found = backbone.forward(next_ids, cache=cache).last
+    for place, row in enumerate(order):
+        whole = torch.cat([text[row, : [2, 3, 4, 1][row]], next_ids[place]])
+        torch.testing.assert_close(found[place, 0], backbone.forward(whole[None]).last[0, -1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("window", [None, 3])
