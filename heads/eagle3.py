@@ -24,7 +24,7 @@ from ..errors import UserError
 from .backbone import Backbone, Features
 from .base import DraftHead, Step, matched
 from .cache import Cache
-from .layer import DecoderLayer, LayerConfig, Rotary, attend, attend_ahead
+from .layer import DecoderLayer, LayerConfig, Norm, Rotary, attend, attend_ahead
 from .mask import attention_mask
 from .vocab import DraftVocab
 
@@ -60,8 +60,8 @@ class FusedLayer(DecoderLayer):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__(config, 2 * config.hidden_size)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = Norm(config.hidden_size, config.rms_norm_eps)
 
     def inputs(self, embedded: Tensor, hidden: Tensor) -> Tensor:
         """(..., H) and (..., H) to (..., 2H)."""
@@ -95,7 +95,7 @@ class Eagle3(DraftHead):
         width = config.hidden_size
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
         self.midlayer = FusedLayer(config)
-        self.norm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.norm = Norm(width, config.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
         self._rotary: Rotary | None = None
 
@@ -133,7 +133,10 @@ class Eagle3(DraftHead):
         places = [length + count - 1 for length, count in zip(cache.lengths, counts, strict=True)]
         last, inputs = fused[rows, ends, None], inputs[rows, ends, None]  # only the anchors ask
         hidden = self._answer(cache, last, inputs, (keys, values), self.rotary.at(places, 1, inputs), visible)
-        cache.commit([range(count) for count in counts])
+        if visible is None:
+            cache.commit_all()
+        else:
+            cache.commit([range(count) for count in counts])
         state.hidden, state.seen, state.first, state.depth = hidden, None, -1, 0
         return Step(self.project(hidden, 0), hidden)
 

@@ -172,6 +172,13 @@ class Gated(nn.Module):
         return projected
 
 
+class Norm(nn.RMSNorm):
+    """Root-mean-square norm, computed in the dtype of its weight also where autocast hands it a narrower one."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden.to(self.weight.dtype))
+
+
 class DecoderLayer(nn.Module):
     """Attention that reads W-wide inputs, then the MLP; what precedes the attention is up to the method."""
 
@@ -179,7 +186,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.self_attn = Attention(config, width)
         self.mlp = Gated(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         """(..., H) residual and (..., n * h) attention to the layer's output (..., H), before any norm."""
@@ -228,9 +235,10 @@ def attend_ahead(queries: Tensor, text: tuple[Tensor, Tensor], ahead: tuple[Tens
     length = text[0].shape[1]
     room = max(1, _SCORES.get(queries.device.type, _SCORES_ELSEWHERE) // (queries.shape[1] * length))
     places = at % length
+    keys, values = (part.unbind() for part in text)  # row by row, so that gradients of a block are no larger than it
     mixed = []
     for start, stop, row, seen in _blocks(at.tolist(), length, room):
-        block = [queries[start:stop], *(part[row, :seen] for part in text), *(part[start:stop] for part in ahead)]
+        block = [queries[start:stop], keys[row][:seen], values[row][:seen], *(part[start:stop] for part in ahead)]
         block.append(places[start:stop])
         if torch.is_grad_enabled():
             mixed.append(checkpoint(_attend_block, *block, use_reentrant=False, preserve_rng_state=False))
@@ -258,7 +266,7 @@ def _attend_block(
     grouped = (queries * head_dim**-0.5).view(count, groups, -1, head_dim).transpose(0, 1)  # (k, m, g, h)
     scores = (grouped.reshape(groups, -1, head_dim) @ keys.permute(1, 2, 0)).view(groups, count, -1, seen)
     later = torch.arange(seen, device=places.device) > places[:, None]  # (m, s)
-    scores = scores.masked_fill(later[:, None], -torch.inf)
+    scores.masked_fill_(later[:, None], -torch.inf)
     own = grouped @ ahead_keys.permute(2, 0, 3, 1)  # (k, m, g, E)
     weights = torch.cat((scores, own), -1).softmax(-1, dtype=torch.float32).to(values.dtype)
     mixed = weights[..., :seen].reshape(groups, -1, seen) @ values.transpose(0, 1)  # (k, m * g, h)

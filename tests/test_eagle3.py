@@ -278,12 +278,14 @@ ROPES: dict[str, dict[str, Any]] = {
 def test_rotary_equals_the_backbones(name: str) -> None:
     head = built("llama", {"rope_parameters": ROPES[name]})
     assert ROPES[name].items() <= head.config.rope_parameters.items()
-    cos, sin = head.rotary.table(100, torch.zeros(()))
-    expected_cos, expected_sin = head.backbone.model.get_decoder().rotary_emb(torch.zeros(()), torch.arange(100)[None])
-    torch.testing.assert_close(cos[:100, 0], expected_cos[0])
+    rotary = head.backbone.model.get_decoder().rotary_emb
     signs = torch.ones(8)
     signs[:4] = -1
-    torch.testing.assert_close(sin[:100, 0], expected_sin[0] * signs)
+    for length in (100, 200, 300):  # the last passes what the backbone was made for, 256
+        cos, sin = head.rotary.table(length, torch.zeros(()))
+        expected_cos, expected_sin = rotary(torch.zeros(()), torch.arange(max(length, len(cos) * (length > 256)))[None])
+        torch.testing.assert_close(cos[:length, 0], expected_cos[0, :length])
+        torch.testing.assert_close(sin[:length, 0], expected_sin[0, :length] * signs)
 
 
 @pytest.mark.parametrize("name", ROPES)

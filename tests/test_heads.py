@@ -303,6 +303,26 @@ def test_half_precision_stays_near(method: str, fields: dict[str, Any]) -> None:
 
 
 @case
+@pytest.mark.filterwarnings("error")
+def test_autocast_stays_near(method: str, fields: dict[str, Any]) -> None:
+    """Training in bf16 over fp32 master weights: gradients are fp32, and close."""
+    head = built(method, fields)
+    ids, depths = text(2, 12), depths_of(head)
+    features = seen(head, ids)
+    halves = Features(features.last.bfloat16(), None if features.taps is None else features.taps.bfloat16())
+    gradients = []
+    for given, enabled in ((features, False), (halves, True)):
+        head.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            hidden = head.unroll(given, ids, every_anchor(ids, depths))
+            loss = torch.stack([head.project(h, d).float().logsumexp(-1).mean() for d, h in enumerate(hidden)]).sum()
+        loss.backward()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in head.parameters() if weight.grad is not None]))
+    assert gradients[1].dtype == torch.float32
+    assert (gradients[1] - gradients[0]).norm() < 0.15 * gradients[0].norm()
+
+
+@case
 @pytest.mark.parametrize(
     ("change", "words"),
     [
