@@ -6,6 +6,7 @@ costs nothing, and help reads the settings classes from source.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -72,14 +73,20 @@ class TokenizerOptions:
 def backbone_of(settings: Any) -> Backbone:
     """The backbone that a verb's settings name, on a GPU if there is one and nothing else was said."""
     import torch
-    from transformers.utils import logging
 
     from headstart import load_backbone
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # one status line at a time
+    _silence()
     given = {name: getattr(settings, name) for name in ("dtype", "attention", "revision") if hasattr(settings, name)}
     device = getattr(settings, "device", None) or ("cuda" if torch.cuda.is_available() else None)
     return load_backbone(settings.backbone, device=device, **given)
+
+
+def _silence() -> None:
+    """Keep transformers' progress bars away: one status line at a time."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def tokenizer_of(options: TokenizerOptions) -> Any:
@@ -226,14 +233,16 @@ class TrainSettings:
 
 
 def train(settings: TrainSettings) -> None:
+    from headstart.training.loop import train
+    from headstart.training.sheet import check, told
+
+    _silence()
     if settings.check:
-        from headstart.training.sheet import check
-
-        check(settings.recipe, settings.overrides)
-        return
-    from headstart import train
-
-    print(train(settings.recipe, settings.overrides))
+        result = told(check(settings.recipe, settings.overrides))
+    else:
+        result = str(train(settings.recipe, settings.overrides))
+    if os.environ.get("RANK", "0") == "0":  # the first of the processes that accelerate launched
+        print(result)
 
 
 # --- bench ----------------------------------------------------------------------------------------------------------
@@ -241,12 +250,13 @@ def train(settings: TrainSettings) -> None:
 
 def bench(options: BackboneOptions, settings: BenchSettings) -> None:
     from headstart.inference.bench import bench
+    from headstart.inference.report import summary
     from headstart.inference.suite import read_suite
 
     questions, drafter = read_suite(settings.suite), drafter_of(settings.head)
     command = f"headstart {shlex.join(sys.argv[1:])}"
-    bench(backbone_of(options), drafter, questions, settings, command=command)
-    print((settings.out / "report.md").read_text(encoding="utf-8"))
+    print(summary(bench(backbone_of(options), drafter, questions, settings, command=command)))
+    print(settings.out / "report.md")
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
