@@ -106,6 +106,7 @@ class Rotary:
         )
         self.cos = self.sin = torch.empty(0)
 
+    @torch.inference_mode(False)  # made while decoding, it serves training, too
     def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """(at least `length`, 1, h) cosines and signed sines, with the dtype and device of `like`."""
         if len(self.cos) < length or (self.cos.dtype, self.cos.device) != (like.dtype, like.device):

@@ -88,10 +88,11 @@ class Medusa(DraftHead):
         super().bind(backbone)
         if self.config.projection == "shared":
             bias = getattr(backbone.model.get_output_embeddings(), "bias", None)
-            self._shared = (
-                self.vocab.rows(backbone.output_weight.detach()),
-                None if bias is None else self.vocab.rows(bias.detach()),
-            )
+            with torch.inference_mode(False):  # bound for decoding, it serves training, too
+                self._shared = (
+                    self.vocab.rows(backbone.output_weight.detach()),
+                    None if bias is None else self.vocab.rows(bias.detach()),
+                )
         return self
 
     def seed(self) -> None:

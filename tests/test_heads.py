@@ -297,9 +297,26 @@ def test_half_precision_stays_near(method: str, fields: dict[str, Any]) -> None:
     features = seen(head, ids)
     expected = drafted(head, features, ids, 4, 3, tree=True)
     halves = Features(features.last.bfloat16(), None if features.taps is None else features.taps.bfloat16())
-    found = drafted(head.to(torch.bfloat16), halves, ids, 4, 3, tree=True)
-    for one, other in zip(found, expected, strict=True):
-        assert (one.float() - other).norm() < 0.1 * other.norm()
+    for dtype in (torch.float32, torch.bfloat16):  # the head in fp32 on a backbone in bf16, then both in bf16
+        found = drafted(head.to(dtype), halves, ids, 4, 3, tree=True)
+        for one, other in zip(found, expected, strict=True):
+            assert (one.float() - other).norm() < 0.1 * other.norm()
+
+
+@case
+@pytest.mark.parametrize("vocab", [None, DraftVocab(SMALL, zoo.VOCAB)], ids=["full", "small"])
+def test_training_goes_on_after_decoding_in_inference_mode(
+    method: str, fields: dict[str, Any], vocab: DraftVocab | None
+) -> None:
+    head = built(method, fields, vocab=vocab)
+    ids, depths = text(1, 12), depths_of(head)
+    with torch.inference_mode():
+        head.bind(head.backbone)
+        longer = text(1, 30)
+        drafted(head, seen(head, longer), longer, 20, depths, tree=True)
+    for depth, hidden in enumerate(head.unroll(seen(head, ids), ids, every_anchor(ids, depths))):
+        head.project(hidden, depth).sum().backward(retain_graph=True)
+    assert all(weight.grad is not None for weight in head.parameters())
 
 
 @case
