@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -58,16 +58,16 @@ def told(capsys, *arguments: str) -> str:
 
 @pytest.mark.parametrize("arguments", [["--help"], *([*name.split(), "--help"] for name in VERBS)], ids=" ".join)
 def test_help_answers_at_once(arguments):
-    best = float("inf")
-    for _ in range(5):
-        begin = time.perf_counter()
+    """In under 0.3 s of a core; the clock on the wall would measure what else runs on this machine."""
+    taken = []
+    while len(taken) < 5 and not any(seconds < 0.2 for seconds in taken):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = run(*arguments)
-        best = min(best, time.perf_counter() - begin)
-        if best < 0.25:
-            break
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert best < 0.3
+    assert min(taken) < 0.3
 
 
 @pytest.mark.parametrize("name", VERBS)
