@@ -6,7 +6,6 @@ Help reads the settings classes from source, so that it imports no room and no t
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from headstart.errors import UserError
+from headstart.errors import UserError, nearest
 from headstart.flags import Setting, add_flags, describe, given, spelled
 from headstart.settings import build
 from headstart.verbs import VERBS, Verb
@@ -97,9 +96,9 @@ def _verb(arguments: list[str]) -> tuple[str, list[str]]:
 def _known(name: str) -> str:
     if name in VERBS:
         return name
-    near = difflib.get_close_matches(name, VERBS, 1, 0.5)
-    near = near or [verb for verb in VERBS if verb.split()[-1] == name.split()[-1]]  # `prepare` for `data prepare`
-    hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(VERBS)}"
+    last = {verb.split()[-1]: verb for verb in VERBS}  # `prepare` for `data prepare`
+    near = nearest(name, VERBS) or last.get(nearest(name.split()[-1], last) or "")
+    hint = f"did you mean {near}?" if near else f"there is {', '.join(VERBS)}"
     raise UserError(f"no verb {name!r}; {hint}")
 
 
@@ -129,14 +128,11 @@ def _typed(name: str, verb: Verb, settings: list[Setting], rest: list[str]) -> a
     for word in words:
         if re.match("--|-[a-zA-Z]", word):
             flag = word.split("=")[0]
-            raise UserError(f"{name} takes no {flag}; {_near(flag, parser) or f'see {parser.prog} --help'}")
+            near = nearest(flag, parser._option_string_actions)
+            hint = f"did you mean {near}?" if near else f"see {parser.prog} --help"
+            raise UserError(f"{name} takes no {flag}; {hint}")
     _place([*words, *rest[cut + 1 :]], name, verb, settings, typed)
     return typed
-
-
-def _near(flag: str, parser: argparse.ArgumentParser) -> str:
-    near = difflib.get_close_matches(flag, parser._option_string_actions, 1, 0.5)
-    return f"did you mean {near[0]}?" if near else ""
 
 
 def _place(words: list[str], name: str, verb: Verb, settings: list[Setting], typed: argparse.Namespace) -> None:

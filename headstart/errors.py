@@ -1,6 +1,8 @@
-"""Errors that speak to the user."""
+"""Errors that speak to the user, and what they might have meant."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class UserError(Exception):
@@ -8,3 +10,10 @@ class UserError(Exception):
 
     The command line prints the message alone and exits with code 2; in Python it is an ordinary exception.
     """
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is spelled most like `name`, for `did you mean …?`; None if none is near."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(known), 1, 0.6)), None)

@@ -12,7 +12,6 @@ YAML is read by its plain rules: `1e-4` is a number, `no` and `2025-01-31` are t
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 import types
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .errors import UserError
+from .errors import UserError, nearest
 
 S = TypeVar("S")
 
@@ -309,11 +308,10 @@ def _join(prefix: str, name: Any) -> str:
 
 
 def _near(key: str, known: Sequence[str]) -> str:
-    """`; did you mean …?` with the nearest known name, by the whole of it or its last part; empty if none is near."""
+    """`; did you mean …?` with the nearest known key, by all of it or by its last part; empty if none is near."""
     last = {name.rpartition(".")[2]: name for name in reversed(known)}
-    close = difflib.get_close_matches(key, known, 1, 0.7)
-    close = close or [last[name] for name in difflib.get_close_matches(key.rpartition(".")[2], list(last), 1, 0.7)]
-    return f"; did you mean {close[0]}?" if close else ""
+    near = nearest(key, known) or last.get(nearest(key.rpartition(".")[2], last) or "")
+    return f"; did you mean {near}?" if near else ""
 
 
 def _kind(value: Any) -> str:
