@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headstart.data.groups import finished, run_groups, settings_hash
+from headstart.data.groups import earlier, finished, run_groups, settings_hash
 from headstart.errors import UserError
 from headstart.files import read_jsonl, write_jsonl
 
@@ -63,10 +63,12 @@ def test_rows_come_in_order_and_parts_go(tmp_path: Path) -> None:
 
 
 def test_finished_groups_are_not_computed_again(tmp_path: Path) -> None:
-    out, seen = tmp_path / "rows.jsonl", []
+    out, seen, counts = tmp_path / "rows.jsonl", [], []
 
     def fails_once(number: int, inputs: list[int]) -> list[dict[str, Any]]:
         seen.append(number)
+        if len(seen) in (1, 3):
+            counts.append(earlier(out))
         if seen == [0, 1]:
             raise KeyboardInterrupt
         return double(number, inputs)
@@ -76,6 +78,7 @@ def test_finished_groups_are_not_computed_again(tmp_path: Path) -> None:
     assert not out.exists()
     run(out, work=fails_once)
     assert seen == [0, 1, 1]
+    assert counts == [0, 1]
     run(tmp_path / "undisturbed.jsonl")
     assert out.read_bytes() == (tmp_path / "undisturbed.jsonl").read_bytes()
 
@@ -126,7 +129,7 @@ def test_a_folder_of_another_hand_is_not_removed(tmp_path: Path) -> None:
     precious.write_text("precious\n")
     for restart in (False, True):
         with pytest.raises(UserError, match="did not write"):
-            run(tmp_path / "rows.jsonl", restart=restart)
+            run(tmp_path / "rows.jsonl", work=lambda *_: pytest.fail("began to work"), restart=restart)
     assert precious.read_text() == "precious\n"
 
 
