@@ -87,7 +87,7 @@ class Medusa(DraftHead):
     def bind(self, backbone: Backbone) -> Medusa:
         super().bind(backbone)
         if self.config.projection == "shared":
-            bias = getattr(backbone.model.get_output_embeddings(), "bias", None)
+            bias = backbone.output_bias
             with torch.inference_mode(False):  # bound for decoding, it serves training, too
                 self._shared = (
                     self.vocab.rows(backbone.output_weight.detach()),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headstart.errors import UserError as UserError
     from headstart.heads.backbone import Backbone as Backbone
-    from headstart.heads.backbone import load_backbone as load_backbone
+    from headstart.heads.load import load_backbone as load_backbone
     from headstart.heads.format import load_head as load_head
     from headstart.inference.generator import Generator as Generator
     from headstart.training.loop import train as train
@@ -27,7 +27,7 @@ _HOMES = {
     "Backbone": "headstart.heads.backbone",
     "Generator": "headstart.inference.generator",
     "UserError": "headstart.errors",
-    "load_backbone": "headstart.heads.backbone",
+    "load_backbone": "headstart.heads.load",
     "load_head": "headstart.heads.format",
     "train": "headstart.training.loop",
 }

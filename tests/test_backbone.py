@@ -7,7 +7,8 @@ import torch
 
 import zoo
 from headstart.errors import UserError
-from headstart.heads.backbone import Backbone, load_backbone
+from headstart.heads.backbone import Backbone
+from headstart.heads.load import load_backbone
 from headstart.heads.mask import attention_mask, causal, positions
 
 FAMILIES = list(zoo.FAMILIES)

@@ -15,7 +15,8 @@ import torch
 import zoo
 from headstart.errors import UserError
 from headstart.files import cache_folder, read_jsonl
-from headstart.heads.backbone import Backbone, load_backbone
+from headstart.heads.backbone import Backbone
+from headstart.heads.load import load_backbone
 from headstart.heads.methods import METHODS
 from headstart.inference.generator import Generator
 

@@ -1,0 +1,75 @@
+"""A backbone by name: built in, a folder, on the Hub, or in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from .backbone import Backbone
+from .fetch import BUILT_IN, fetch
+
+
+def load_backbone(
+    source: Any,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device | None = None,
+    revision: str | None = None,
+    attention: str | None = None,
+    trust_remote_code: bool = False,
+) -> Backbone:
+    """A backbone from a built-in name, a folder, a Hub id, or a model already in memory.
+
+    Args:
+        source: for example "smollm2-135m" (fetched at first use), "path/to/folder", "user/model", or a causal LM.
+        dtype: a torch dtype or its name ("bfloat16"); None keeps the stored one.
+        device: where to put it; None leaves it on the CPU.
+        attention: "sdpa" or "eager"; None lets transformers choose.
+
+    Raises:
+        UserError: there is no such model, or it cannot be loaded.
+    """
+    if isinstance(source, Backbone):
+        return source
+    if isinstance(source, nn.Module):
+        return Backbone(source)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = str(fetch(source)) if source in BUILT_IN else str(source)
+    if not Path(where).exists() and (where.startswith((".", "/", "~")) or where.count("/") != 1):
+        raise UserError(
+            f"{source}: no such folder; built-in backbones are {', '.join(BUILT_IN)}, Hub ids look like user/model"
+        )
+    options: dict[str, Any] = {"dtype": _dtype(dtype), "revision": revision, "trust_remote_code": trust_remote_code}
+    if attention is not None:
+        options["attn_implementation"] = attention
+    try:
+        model = AutoModelForCausalLM.from_pretrained(where, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{source}: cannot be loaded as a causal LM: {_first_line(error)}") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError):
+        tokenizer = None  # token ids still work, and texts say what is missing
+    if device is not None:
+        model.to(device)  # type: ignore[arg-type]
+    return Backbone(model, tokenizer, name=str(source))
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
+    if dtype is None:
+        return "auto"
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(dtype, dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise UserError(f"dtype is {dtype!r}; choose float32, bfloat16 or float16")
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
