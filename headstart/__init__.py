@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headstart.errors import UserError as UserError
     from headstart.heads.backbone import Backbone as Backbone
-    from headstart.heads.load import load_backbone as load_backbone
     from headstart.heads.format import load_head as load_head
+    from headstart.heads.load import load_backbone as load_backbone
     from headstart.inference.generator import Generator as Generator
     from headstart.training.loop import train as train
 
