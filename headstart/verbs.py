@@ -110,13 +110,14 @@ def tokenizer_of(options: TokenizerOptions) -> Any:
         raise UserError(f"{name}: no tokenizer could be loaded: {reason}") from error
 
 
-def drafter_of(name: str) -> Any:
-    """What drafts: a head from its folder or Hub id, the name of a drafter without weights, or None."""
+def drafter_of(name: str, backbone: Backbone) -> Any:
+    """What drafts: a head from its folder or Hub id, in the backbone's dtype; the name of a drafter without weights; or
+    None."""
     if name in ("none", "ngram"):
         return None if name == "none" else name
     from headstart import load_head
 
-    return load_head(name)
+    return load_head(name, backbone)
 
 
 # --- fetch ----------------------------------------------------------------------------------------------------------
@@ -165,19 +166,24 @@ class GenerateSettings:
     """Take the prompt as it stands, without the chat template."""
     stream: bool = True
     """Write the answer as it comes."""
+    compare: bool = False
+    """Answer twice, plainly and with the head, and show both side by side with their speed."""
 
 
 def generate(options: BackboneOptions, settings: GenerateSettings) -> None:
     """The answer to standard output, what it took to standard error."""
     from headstart import Generator
+    from headstart.inference.sides import compared
 
     text = sys.stdin.read() if settings.prompt == "-" else settings.prompt
-    drafter = drafter_of(settings.head)  # small, so that a wrong name is told before the backbone is loaded
     backbone = backbone_of(options)
-    generator = Generator(backbone, drafter, tree=settings.tree)
+    generator = Generator(backbone, drafter_of(settings.head, backbone), tree=settings.tree)
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "seed")
     asked = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
     prompt = backbone.tokenizer(text).input_ids if settings.raw and backbone.tokenizer else text
+    if settings.compare:
+        print(compared(Generator(backbone), generator, prompt, settings.head, asked))
+        return
     if not settings.stream:
         output = generator.generate(prompt, **asked)
         print(output.text)
@@ -253,9 +259,9 @@ def bench(options: BackboneOptions, settings: BenchSettings) -> None:
     from headstart.inference.report import summary
     from headstart.inference.suite import read_suite
 
-    questions, drafter = read_suite(settings.suite), drafter_of(settings.head)
+    questions, backbone = read_suite(settings.suite), backbone_of(options)
     command = f"headstart {shlex.join(sys.argv[1:])}"
-    print(summary(bench(backbone_of(options), drafter, questions, settings, command=command)))
+    print(summary(bench(backbone, drafter_of(settings.head, backbone), questions, settings, command=command)))
     print(settings.out / "report.md")
 
 
