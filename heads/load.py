@@ -1,4 +1,4 @@
-"""A backbone by name: built in, a folder, on the Hub, or in memory."""
+"""A backbone or a tokenizer by name: built in, a folder, on the Hub, or in memory."""
 
 from __future__ import annotations
 
@@ -37,27 +37,48 @@ def load_backbone(
         return source
     if isinstance(source, nn.Module):
         return Backbone(source)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    where = str(fetch(source)) if source in BUILT_IN else str(source)
-    if not Path(where).exists() and (where.startswith((".", "/", "~")) or where.count("/") != 1):
-        raise UserError(
-            f"{source}: no such folder; built-in backbones are {', '.join(BUILT_IN)}, Hub ids look like user/model"
-        )
     options: dict[str, Any] = {"dtype": _dtype(dtype), "revision": revision, "trust_remote_code": trust_remote_code}
     if attention is not None:
         options["attn_implementation"] = attention
     try:
-        model = AutoModelForCausalLM.from_pretrained(where, **options)
+        model = AutoModelForCausalLM.from_pretrained(_place(source), **options)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{source}: cannot be loaded as a causal LM: {_first_line(error)}") from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError):
+        tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code)
+    except UserError:
         tokenizer = None  # token ids still work, and texts say what is missing
     if device is not None:
         model.to(device)  # type: ignore[arg-type]
     return Backbone(model, tokenizer, name=str(source))
+
+
+def load_tokenizer(source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a built-in name, a folder or a Hub id; no weights are loaded.
+
+    Raises:
+        UserError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(_place(source), revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{source}: no tokenizer could be loaded: {_first_line(error)}") from error
+
+
+def _place(source: str) -> str:
+    """The folder or Hub id that a name stands for."""
+    if source in BUILT_IN:
+        return str(fetch(source))
+    name = str(source)
+    if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+        raise UserError(
+            f"{name}: no such folder; built-in backbones are {', '.join(BUILT_IN)}, Hub ids look like user/model"
+        )
+    return name
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:

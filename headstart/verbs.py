@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headstart.errors import UserError
-
 if TYPE_CHECKING:
     from headstart.data.prepare import PrepareSettings
     from headstart.data.preview import PreviewSettings
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from headstart.data.synthesize import SynthesizeSettings
     from headstart.heads.backbone import Backbone
     from headstart.inference.bench import BenchSettings
+    from headstart.inference.suite import Question
 
 
 @dataclass(frozen=True)
@@ -90,24 +89,10 @@ def _silence() -> None:
 
 
 def tokenizer_of(options: TokenizerOptions) -> Any:
-    """The tokenizer that the options name.
+    """The tokenizer that the options name."""
+    from headstart.heads.load import load_tokenizer
 
-    Raises:
-        UserError: there is none.
-    """
-    from transformers import AutoTokenizer
-
-    from headstart.heads.fetch import BUILT_IN, fetch
-
-    name = options.backbone
-    where = fetch(name) if name in BUILT_IN else name
-    if not Path(where).exists() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
-        raise UserError(f"{name}: no such folder; built-in are {', '.join(BUILT_IN)}, Hub ids look like user/model")
-    try:
-        return AutoTokenizer.from_pretrained(where, revision=options.revision)
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{name}: no tokenizer could be loaded: {reason}") from error
+    return load_tokenizer(options.backbone, revision=options.revision)
 
 
 def drafter_of(name: str, backbone: Backbone) -> Any:
@@ -254,12 +239,26 @@ def train(settings: TrainSettings) -> None:
 # --- bench ----------------------------------------------------------------------------------------------------------
 
 
+def questions_of(suite: str) -> list[Question]:
+    """The questions of a file; for `shipped`, the first user turns of what recipes hold out by default."""
+    from headstart.inference.suite import question, read_suite
+
+    if suite != "shipped":
+        return read_suite(suite)
+    from headstart.data.chats import read_chats
+    from headstart.training.batches import split
+    from headstart.training.recipe import DataSettings
+
+    chats, _ = read_chats([suite])
+    _, held_out = split([chat.key for chat in chats], DataSettings().held_out)
+    return [question(chats[place].messages, number, suite) for number, place in enumerate(held_out, 1)]
+
+
 def bench(options: BackboneOptions, settings: BenchSettings) -> None:
     from headstart.inference.bench import bench
     from headstart.inference.report import summary
-    from headstart.inference.suite import read_suite
 
-    questions, backbone = read_suite(settings.suite), backbone_of(options)
+    questions, backbone = questions_of(settings.suite), backbone_of(options)
     command = f"headstart {shlex.join(sys.argv[1:])}"
     print(summary(bench(backbone, drafter_of(settings.head, backbone), questions, settings, command=command)))
     print(settings.out / "report.md")

@@ -54,7 +54,7 @@ class BenchSettings:
 
     suite: str
     """File of questions: Spec-Bench style (turns), HumanEval, GSM8K, prompts or chats in .jsonl or .json, or a .txt
-    with a prompt a line."""
+    with a prompt a line; or `shipped`: those of the shipped conversations that recipes hold out."""
     out: Path
     """Folder for report.md, report.json, report.png and rows.jsonl; the same command goes on with what is there."""
     head: str = "none"
