@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
@@ -24,6 +25,11 @@ from typing import Any
 from .errors import UserError
 
 CACHE_VARIABLE = "HEADSTART_CACHE"
+
+_REFUSALS = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ENOSPC, errno.EDQUOT),
+}
 
 
 def cache_folder() -> Path:
@@ -165,12 +171,11 @@ def _open_for_writing(path: Path, zipped: bool) -> Iterator[Any]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn what the operating system says of a write into a message for the user."""
+    """Turn what the operating system says of a write into a message for the user; any other error passes."""
     try:
         yield
-    except (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}: {error.filename})") from error
     except OSError as error:
-        if error.errno in (28, 30, 122):  # ENOSPC, EROFS, EDQUOT
-            raise UserError(f"{path}: cannot be written ({error.strerror}); nothing was changed there") from error
-        raise
+        if error.errno not in _REFUSALS:
+            raise
+        where = f": {error.filename}" if error.filename else ""
+        raise UserError(f"{path}: cannot be written ({error.strerror}{where}); nothing was changed there") from error

@@ -137,6 +137,14 @@ def test_a_place_that_cannot_be_written(tmp_path, monkeypatch):
     assert names(tmp_path) == ["folder", "plain"]
 
 
+def test_an_error_of_the_content_is_no_error_of_the_place(tmp_path):
+    for fault in (PermissionError("a library says no"), OSError("no number"), FileNotFoundError(errno.ENOENT, "gone")):
+        with pytest.raises(type(fault)) as caught, whole_folder(tmp_path / "head"):
+            raise fault
+        assert caught.value is fault
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
 def test_json_lines_there_and_back(tmp_path, name):
     assert write_jsonl(tmp_path / name, iter(ROWS)) == len(ROWS)
