@@ -124,11 +124,23 @@ class Generator:
         """Token ids and sampler of each prompt, so that whatever is wrong with one is said before any work."""
         prepared: list[tuple[list[int], Sampler]] = []
         options = dict(options)
-        for sample, ids in enumerate([self.backbone.encode(prompt) for prompt in prompts]):
+        for sample, prompt in enumerate(prompts):
+            try:
+                ids = self._encoded(prompt)
+            except UserError as error:
+                raise error if len(prompts) == 1 else UserError(f"prompt {sample}: {error}") from error
             sampler = Sampler.from_options(self.backbone, ids, sample=sample, **options)
             options["seed"] = sampler.seed  # where none was given, one is drawn for all
             prepared.append((ids, sampler))
         return prepared
+
+    def _encoded(self, prompt: Any) -> list[int]:
+        if not isinstance(prompt, str | Sequence | Tensor):
+            raise UserError(f"a prompt is a text, a list of chat messages or token ids, not a {type(prompt).__name__}")
+        ids, room = self.backbone.encode(prompt), self.backbone.max_positions
+        if len(ids) >= room:
+            raise UserError(f"the prompt has {len(ids)} tokens; {self.backbone.name} holds {room}, the answer included")
+        return ids
 
     def _runs(self, ids: list[int], sampler: Sampler, stats: Stats) -> Iterator[list[int]]:
         with _evaluating(self._modules):
@@ -145,11 +157,10 @@ def decode(
     complete up to the run just yielded.
 
     Raises:
-        UserError: the prompt fills the context, or the drafter hands over an impossible tree.
+        UserError: the drafter hands over an impossible tree.
     """
     limit = min(sampler.max_new_tokens, backbone.max_positions - len(prompt))
-    if limit < 1:
-        raise UserError(f"the prompt has {len(prompt)} tokens; {backbone.name} holds {backbone.max_positions} in all")
+    assert limit > 0, f"no room behind a prompt of {len(prompt)} tokens"
     watch = Watch(stats.seconds)
     cache = backbone.new_cache(capacity=len(prompt) + min(limit, PREFILL) + 64)
     drafter.start(prompt)
@@ -225,9 +236,8 @@ def _prompts(prompt: Any) -> list[Any] | None:
     """The prompts of a list of prompts; None if it is one prompt."""
     if isinstance(prompt, Tensor):
         return list(prompt) if prompt.ndim == 2 and len(prompt) != 1 else None
-    if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int | Mapping):
-        return None
-    return list(prompt)
+    several = isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0
+    return list(prompt) if several and not isinstance(prompt[0], int | Mapping) else None
 
 
 def _drafter_factory(backbone: Backbone, drafter: Any, shape: Shape | None) -> Callable[[], Drafter]:

@@ -16,9 +16,10 @@ import zoo
 from headstart.errors import UserError
 from headstart.heads.backbone import Backbone
 from headstart.heads.methods import METHODS
+from headstart.heads.vocab import DraftVocab
 from headstart.inference import generator as module
 from headstart.inference.generator import Generator, Output
-from headstart.inference.tree import Chain, Dynamic, Shape, Static, Tree
+from headstart.inference.tree import Chain, Dynamic, Shape, Static, Tree, limited
 
 NEW = 24
 STATIC = Static(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0)))
@@ -206,6 +207,30 @@ def test_windows_shorter_than_the_text(family: str, luck: str, attention: str) -
             assert output.tokens == expected
 
 
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=str)
+@pytest.mark.filterwarnings("ignore:.*deeper than the head")
+def test_heads_with_few_positions_and_few_tokens(shape: Shape) -> None:
+    """A head made for 32 positions behind 20 and 60 tokens, and one that can propose 9 tokens of 96."""
+    short = METHODS["eagle3"].build(backbone(), max_position_embeddings=32)
+    narrow = [method.build(backbone(), vocab=DraftVocab(range(3, 96, 11), zoo.VOCAB)) for method in METHODS.values()]
+    for length in (20, 60):
+        for helper in (short, *narrow):
+            output = Generator(backbone(), helper, tree=shape).generate(prompt_of(length), max_new_tokens=NEW, **NO_END)
+            assert output.tokens == list(reference("llama", length))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_half_precision_runs(method: str) -> None:
+    """The backbone in bf16, the head as it is trained and as it is loaded; which tokens come depends on the machine."""
+    half = Backbone(zoo.model().to(torch.bfloat16), zoo.tokenizer())
+    for helper in (METHODS[method].build(half), METHODS[method].build(half).to(torch.bfloat16)):
+        for shape in SHAPES.values():
+            generator = Generator(half, helper, tree=limited(shape, 4))
+            output = generator.generate(prompt_of(13), max_new_tokens=8, **NO_END)
+            assert len(output.tokens) == 8
+            identity(output)
+
+
 def test_prompts_of_every_length() -> None:
     for length in range(1, 41):
         prompt = prompt_of(length)
@@ -276,7 +301,7 @@ def test_the_context_of_the_backbone_is_the_limit(drafter: str | None) -> None:
     with pytest.warns(UserWarning, match="stopped after 12 tokens: the 32 positions"):
         output = Generator(small, helper).generate(prompt, max_new_tokens=100, **NO_END)
     assert output.tokens == expected
-    with pytest.raises(UserError, match="the prompt has 32 tokens; tiny-llama holds 32 in all"):
+    with pytest.raises(UserError, match="the prompt has 32 tokens; tiny-llama holds 32, the answer included"):
         Generator(small, helper).generate(prompt_of(32), max_new_tokens=1)
 
 
@@ -429,8 +454,12 @@ def test_texts_chats_ids_tensors_and_lists() -> None:
     for prompts in (["red sun", chat], [ids, torch.tensor(ids)], torch.tensor([ids, ids]), [chat, "red sun"]):
         assert [output.tokens for output in generator.generate(prompts, **options)] == [one.tokens] * 2
     assert [output.tokens for output in generator.generate(["red sun"], **options)] == [one.tokens]
-    with pytest.raises(UserError, match="empty"):
+    with pytest.raises(UserError, match="^the prompt is empty"):
         generator.generate([], **options)
+    with pytest.raises(UserError, match="^prompt 1: token id 96 "):
+        generator.generate([ids, [96]], **options)
+    with pytest.raises(UserError, match="a prompt is a text, .* not a dict"):
+        generator.generate(chat[0], **options)
     assert Generator(Backbone(backbone().model)).generate(ids, **options).text == ""
 
 
