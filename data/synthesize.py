@@ -90,13 +90,15 @@ def synthesize(backbone: Backbone, settings: SynthesizeSettings) -> Counter[str]
     ):
         for rows in results:
             for row in rows:
+                if len(kept) == settings.count:
+                    break
                 reason = row["dropped"] or ("near-duplicate" if seen.has_or_adds(row["messages"][0]["content"]) else "")
                 counts[reason or "kept"] += 1
-                if not reason and len(kept) < settings.count:
+                if not reason:
                     kept.append({name: value for name, value in row.items() if name != "dropped"})
             progress.note(dropped=sum(counts.values()) - counts["kept"])
             progress.advance(len(kept) - progress.done)
-            if len(kept) >= settings.count:
+            if len(kept) == settings.count:
                 break
             _check_yield(counts, settings.group_size)
         write_jsonl(out, kept)
