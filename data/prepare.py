@@ -1,41 +1,44 @@
-"""Chats to token ids and loss masks, in a folder that appears whole.
-
-The folder is a saved `datasets` data set with a row for each chat
-
-    ids    int32, T tokens of the rendered chat
-    mask   uint8, T, 1 where the token is supervised (a reply or its end of turn)
-    key    the hash of the chat's content; held-out splits go by it
-    place  the file and row it came from
-
-beside `meta.json` (what it was made from, the template, counts) and `skipped.jsonl` (rows that are not used, and why).
-"""
+"""Chats to token ids and loss masks, in a folder that appears whole (`store.py` says what is in it)."""
 
 from __future__ import annotations
 
+import functools
 import json
-import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
-from ..files import file_hash, whole_folder, write_jsonl
+from ..files import whole_folder
 from ..heads import chat
 from ..progress import Progress
-from .chats import Chat, Skipped, counted, files_of, listed, read_chats
+from .chats import Chat, Raw, Skipped, chat_of, listed, raw_rows
 from .groups import locked
-from .masks import NOTHING, Masked, Masker, Unmaskable
+from .masks import NOTHING, Made, Masked, Masker
+from .pool import mapped
+from .shapes import SHAPES
+from .sources import sources_of
+from .store import (
+    META,
+    Listing,
+    Row,
+    RowWriter,
+    load_prepared,
+    meta_or_none,
+    read_meta,
+    remove_leftovers,
+    summary,
+    tokenizer_of,
+)
+from .turns import Unmaskable
 
-if TYPE_CHECKING:
-    from datasets import Dataset
+__all__ = ["META", "PrepareSettings", "load_prepared", "prepare", "read_meta", "tokenizer_of"]
 
-FORMAT = 1  # counts up when the same chats would give other ids or masks
-META = "meta.json"
+FORMAT = 2  # counts up when the same chats would give other ids or masks
 CUT_OFF = "no reply within max_length"
 
 
@@ -44,29 +47,47 @@ class PrepareSettings:
     """Chats to token ids and loss masks."""
 
     input: list[str]
-    """Files of chats (.jsonl, .json, plain or .gz); `shipped` stands for the conversations that come with headstart."""
+    """Chats: files (.jsonl, .json, .csv, plain, .gz or .zst; .parquet), saved data sets, Hub ids (user/name:split);
+    `shipped` stands for the conversations that come with headstart."""
     out: Path
     """The folder to make."""
     max_length: int = 2048
     """Tokens of a row; what lies behind them is cut off, and a row without a reply before that is dropped."""
+    last_turn: bool = False
+    """Supervise the last reply of each chat alone, instead of every one."""
+    chat_template: str | None = None
+    """Another chat template than the tokenizer's own: a file, the name of one of its templates, or chatml."""
+    thinking: bool | None = None
+    """What the template is told of thinking (enable_thinking), as the server will tell it; without it, nothing."""
     strict: bool = False
     """Refuse the whole set because of one bad row, instead of skipping and listing it."""
     drop_empty: bool = False
-    """Skip rows with nothing to learn (no reply, an empty mask), which otherwise make the set refused."""
+    """Skip rows in which the template marks no reply, which otherwise make the set refused."""
+    workers: int | None = None
+    """Processes; without it, one a core, and a single one for small sets. They change the time and nothing else."""
 
     def __post_init__(self) -> None:
         if self.max_length < 2:
             raise UserError(f"max_length is {self.max_length}; a row needs at least 2 tokens")
+        if self.workers is not None and self.workers < 1:
+            raise UserError(f"workers is {self.workers}; at least one is needed")
 
 
 @dataclass
-class Rows:
-    """What a set of chats came to."""
+class Outcome:
+    """What some chats came to."""
 
-    used: list[tuple[Chat, Masked]]
-    skipped: list[Skipped]
-    """Bad rows, rows with nothing to learn, and rows without a reply within max_length."""
-    truncated: int = 0
+    rows: list[Row] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    """Rows that are not used: bad ones, those with nothing to learn, those without a reply within max_length."""
+    lost: list[Skipped] = field(default_factory=list)
+    """Turns that are not supervised, of rows that are used."""
+    keys: list[str] = field(default_factory=list)
+    """Of the chats that are used."""
+    counts: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    seen: int = 0
+    """Rows of files."""
 
 
 def prepare(backbone: Any, settings: PrepareSettings) -> dict[str, Any]:
@@ -78,211 +99,170 @@ def prepare(backbone: Any, settings: PrepareSettings) -> dict[str, Any]:
         backbone: a `Backbone` or a tokenizer.
 
     Raises:
-        UserError: a file is missing, a row has nothing to learn, no row is left, the tokenizer has no chat template, or
+        UserError: a file is missing, a row has an empty mask, no row is left, the tokenizer has no chat template, or
             `out` holds something else.
     """
     tokenizer = tokenizer_of(backbone)
+    if settings.chat_template is not None:
+        tokenizer = chat.with_template(tokenizer, settings.chat_template)
     source = _source(tokenizer, settings)
-    meta = _meta_or_none(settings.out)
+    meta = meta_or_none(settings.out)
     if meta is not None and meta["source"] == source:
         print(f"{settings.out}: already there\n{summary(meta)}")
         return meta
     with locked(settings.out):
-        _remove_leftovers(settings.out)
-        masker = Masker(tokenizer)
-        chats, bad = read_chats(settings.input, settings.strict)
-        rows = mask_chats(masker, chats, settings.max_length)
-        _check(rows, settings)
-        rows.skipped[:0] = bad
-        meta = {"source": source, "template": masker.template, "counts": _counts(rows)}
-        _save(rows, meta, settings.out)
+        remove_leftovers(settings.out)
+        masker = masker_of(tokenizer, settings)
+        with whole_folder(settings.out) as folder:
+            tally = _write(masker, settings, folder)
+            meta = {"source": source, "template": masker.template, "counts": tally.counts()}
+            (folder / META).write_text(json.dumps(meta, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{settings.out}: made\n{summary(meta)}")
-    if rows.skipped:
-        print(listed(rows.skipped))
+    tally.tell()
     return meta
 
 
-def load_prepared(folder: str | Path, tokenizer: Any = None) -> Dataset:
-    """The rows of a prepared folder, as numpy arrays.
-
-    Args:
-        tokenizer: if given (a `Backbone` does, too), the folder has to be made with the same tokenizer and template.
-
-    Raises:
-        UserError: there is no such folder, it is no prepared one, or it belongs to another tokenizer or template.
-    """
-    from datasets import load_from_disk
-
-    folder = Path(folder)
-    meta = read_meta(folder)
-    if tokenizer is not None:
-        for name, now in _fingerprint(tokenizer_of(tokenizer)).items():
-            if (before := meta["source"].get(name)) != now:
-                raise UserError(
-                    f"{folder}: was prepared with another {name} ({before}, not {now}); prepare the chats again with "
-                    "this backbone"
-                )
-    return load_from_disk(str(folder)).with_format("numpy")
+def masker_of(tokenizer: Any, settings: Any) -> Masker:
+    """The masker that `thinking` and `last_turn` of the settings ask for."""
+    return Masker(tokenizer, thinking=settings.thinking, last_turn=settings.last_turn)
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
-    """What a prepared folder says of itself.
-
-    Raises:
-        UserError: there is no such folder, or it is no prepared one.
-    """
-    meta = _meta_or_none(folder)
-    if meta is None:
-        raise UserError(f"{folder}: no prepared chats are there; make them with `headstart data prepare`")
-    return meta
-
-
-def summary(meta: Mapping[str, Any]) -> str:
-    """Counts and the template of prepared chats, in two lines."""
-    counts, source = meta["counts"], meta["source"]
-    extras = [
-        f"{counts[name]:,} {text}"
-        for name, text in (
-            ("truncated", f"cut off at {source['max_length']:,} tokens"),
-            ("duplicates", "chats more than once"),
-            ("cuts", "ends of replies inside a token"),
-        )
-        if counts[name]
-    ]
-    line = f"{counts['rows']:,} rows, {share(counts['tokens'], counts['supervised'])}"
-    return "; ".join([line, *extras]) + f"\ntemplate {source['template']}, tokenizer {source['tokenizer']}"
-
-
-def share(tokens: int, supervised: int) -> str:
-    """`1,234 tokens, 567 supervised (45.9%)`"""
-    return f"{tokens:,} tokens, {supervised:,} supervised ({100 * supervised / max(tokens, 1):.1f}%)"
-
-
-def tokenizer_of(backbone: Any) -> Any:
-    """The tokenizer of a backbone, or the tokenizer itself.
-
-    Raises:
-        UserError: the backbone has none.
-    """
-    tokenizer = getattr(backbone, "tokenizer", backbone)
-    if not callable(tokenizer):
-        raise UserError("the backbone has no tokenizer, so chats cannot be turned into tokens")
-    return tokenizer
-
-
-def mask_chats(masker: Masker, chats: Sequence[Chat], max_length: int) -> Rows:
-    """Ids and masks of chats, cut off at `max_length` tokens; what cannot be used is listed."""
-    rows = Rows([], [])
-    for one in Progress(len(chats), "chats", "prepare").over(chats):
-        try:
-            masked = masker(one.messages)
-            if not any(masked.mask):
-                raise Unmaskable(NOTHING, "the template marks no reply")
-            if not any(masked.mask[:max_length]):
-                raise Unmaskable(CUT_OFF, f"{len(masked.ids)} tokens")
-        except Unmaskable as fault:
-            rows.skipped.append(Skipped(one.file, one.row, fault.reason, fault.detail))
+def outcome_of(masker: Masker, max_length: int, raws: Sequence[Raw]) -> Outcome:
+    """Ids and masks of rows of files, cut off at `max_length` tokens; what cannot be used is listed."""
+    outcome = Outcome(seen=len(raws))
+    for raw in raws:
+        one = chat_of(raw)
+        if isinstance(one, Skipped):
+            outcome.skipped.append(one)
             continue
-        rows.truncated += len(masked.ids) > max_length
-        rows.used.append((one, Masked(masked.ids[:max_length], masked.mask[:max_length], masked.cuts)))
-    return rows
+        try:
+            made = masked(masker, one)
+        except Unmaskable as fault:
+            outcome.skipped.append(Skipped(one.file, one.row, fault.reason, fault.detail))
+            continue
+        _add(outcome, one, made, max_length)
+    return outcome
 
 
-def _check(rows: Rows, settings: PrepareSettings) -> None:
-    """Refuse a set with rows that have nothing to learn, with bad rows if that is asked for, or without any row."""
-    empty = [one for one in rows.skipped if one.reason == NOTHING]
-    if empty and not settings.drop_empty:
-        raise UserError(
-            f"rows with nothing to learn: {listed(empty)}\nRemove them, have them answered "
-            "(headstart data regenerate), or pass --drop-empty to leave them out"
+def masked(masker: Masker, one: Chat) -> Made:
+    """The rows of a chat or a text.
+
+    Raises:
+        Unmaskable: it has none.
+    """
+    if one.text is not None:
+        return Made([masker.plain(one.text)])
+    return masker(one.messages, one.tools, one.muted)
+
+
+def _add(outcome: Outcome, one: Chat, made: Made, max_length: int) -> None:
+    before = len(outcome.rows)
+    for number, row in enumerate(made.rows, 1):
+        if any(row.mask[:max_length]):
+            place = one.place if len(made.rows) == 1 else f"{one.place}, part {number}"
+            outcome.rows.append(_cut(row, one.key, place, max_length))
+            outcome.counts.update(truncated=int(len(row.ids) > max_length), cuts=row.cuts)
+        else:
+            outcome.skipped.append(Skipped(one.file, one.row, CUT_OFF, f"{len(row.ids)} tokens"))
+    outcome.lost += [Skipped(one.file, one.row, fault.reason, fault.detail) for fault in made.lost]
+    outcome.keys += [one.key] if len(outcome.rows) > before else []
+    outcome.counts.update(lost=len(made.lost), split=int(len(made.rows) > 1))
+    outcome.notes += made.notes
+
+
+def _cut(row: Masked, key: str, place: str, max_length: int) -> Row:
+    mask = np.frombuffer(row.mask[:max_length], np.uint8)
+    return Row(np.array(row.ids[:max_length], np.int32), mask, key, place)
+
+
+def _write(masker: Masker, settings: PrepareSettings, folder: Path) -> _Tally:
+    """Write the rows of all sources, and the list of those that are not used.
+
+    Raises:
+        UserError: the set cannot be used.
+    """
+    work = functools.partial(outcome_of, masker, settings.max_length)
+    rows, tally = raw_rows(sources_of(settings.input)), _Tally(settings)
+    writer = RowWriter(folder)
+    with Listing(folder) as listing, Progress(None, "rows", "prepare") as progress:
+        for outcome in mapped(work, rows, settings.workers):
+            writer.add(outcome.rows)
+            listing.add(outcome.skipped + outcome.lost)
+            tally.add(outcome)
+            progress.advance(outcome.seen)
+    tally.check()
+    writer.close()
+    return tally
+
+
+class _Tally:
+    """Adds up outcomes, and says whether the set can be used. Holds a hash of each chat, and the first bad rows."""
+
+    def __init__(self, settings: PrepareSettings):
+        self.settings = settings
+        self.total, self.notes, self.keys = Counter[str](), Counter[str](), Counter[bytes]()
+        self.skipped, self.lost, self.empty = _Reasons(), _Reasons(), _Reasons()
+
+    def add(self, outcome: Outcome) -> None:
+        self.total.update(outcome.counts)
+        self.total.update(
+            rows=len(outcome.rows),
+            tokens=sum(len(row.ids) for row in outcome.rows),
+            supervised=sum(int(row.mask.sum()) for row in outcome.rows),
         )
-    refused = [one for one in rows.skipped if one.reason not in (NOTHING, CUT_OFF)]
-    if refused and settings.strict:
-        raise UserError(listed(refused))
-    if not rows.used:
-        raise UserError(f"no row is left to train on; {listed(rows.skipped)}")
+        self.notes.update(outcome.notes)
+        self.keys.update(bytes.fromhex(key) for key in outcome.keys)
+        self.skipped.add(outcome.skipped)
+        self.lost.add(outcome.lost)
+        self.empty.add([one for one in outcome.skipped if one.reason == NOTHING])
+
+    def check(self) -> None:
+        """Refuse a set with rows of empty masks, with bad rows if that is asked for, or without any row."""
+        if self.empty.counts and not self.settings.drop_empty:
+            raise UserError(
+                f"rows with nothing to learn: {self.empty.told()}\nThe template marks no reply in them: give "
+                "another one (--chat-template), or pass --drop-empty to leave them out"
+            )
+        if self.settings.strict and any(reason != CUT_OFF for reason in self.skipped.counts):
+            raise UserError(f"{self.skipped.told()}\nAccepted rows: {SHAPES}")
+        if not self.total["rows"]:
+            why = f"{self.skipped.told()}\nAccepted rows: {SHAPES}" if self.skipped.counts else "there is none"
+            raise UserError(f"no row is left to train on; {why}")
+
+    def counts(self) -> dict[str, Any]:
+        names = ("rows", "tokens", "supervised", "truncated", "split", "lost", "cuts")
+        return {
+            **{name: self.total[name] for name in names},
+            "chats": sum(self.keys.values()),
+            "duplicates": sum(self.keys.values()) - len(self.keys),
+            "skipped": dict(self.skipped.counts.most_common()),
+            "notes": dict(self.notes),
+        }
+
+    def tell(self) -> None:
+        """Print what is not used, and why."""
+        if self.skipped.counts:
+            print(self.skipped.told())
+        if self.lost.counts:
+            print(self.lost.told("with turns that are not supervised"))
 
 
-def _counts(rows: Rows) -> dict[str, Any]:
-    masks = [masked for _, masked in rows.used]
-    return {
-        "rows": len(masks),
-        "tokens": sum(len(masked.ids) for masked in masks),
-        "supervised": sum(sum(masked.mask) for masked in masks),
-        "truncated": rows.truncated,
-        "duplicates": sum(count - 1 for count in Counter(one.key for one, _ in rows.used).values()),
-        "cuts": sum(masked.cuts for masked in masks),
-        "skipped": counted(rows.skipped),
-    }
+class _Reasons:
+    """Rows by reason, and the first of them."""
+
+    def __init__(self) -> None:
+        self.counts, self.first = Counter[str](), list[Skipped]()
+
+    def add(self, rows: Sequence[Skipped]) -> None:
+        self.counts.update(one.reason for one in rows)
+        self.first += rows[: 10 - len(self.first)]
+
+    def told(self, what: str = "not used") -> str:
+        return listed(self.first, what, counts=dict(self.counts.most_common()))
 
 
 def _source(tokenizer: Any, settings: PrepareSettings) -> dict[str, Any]:
     """All that determines the rows."""
-    options = {name: value for name, value in asdict(settings).items() if name not in ("input", "out")}
-    files = [[str(path), file_hash(path)] for path in files_of(settings.input)]
-    return {"format": FORMAT, **_fingerprint(tokenizer), **options, "files": files}
-
-
-def _fingerprint(tokenizer: Any) -> dict[str, str]:
-    """What has to be equal for two tokenizers to render and tokenise alike."""
-    template = chat.template_of(tokenizer)
-    named = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name in template}
-    return {**chat.fingerprint(tokenizer), "special tokens": json.dumps(named, sort_keys=True)}
-
-
-def _save(rows: Rows, meta: Mapping[str, Any], out: Path) -> None:
-    import datasets
-
-    features = datasets.Features(
-        ids=datasets.List(datasets.Value("int32")),
-        mask=datasets.List(datasets.Value("uint8")),
-        key=datasets.Value("string"),
-        place=datasets.Value("string"),
-    )
-    columns = {
-        "ids": [np.array(masked.ids, np.int32) for _, masked in rows.used],
-        "mask": [np.frombuffer(masked.mask, np.uint8) for _, masked in rows.used],
-        "key": [one.key for one, _ in rows.used],
-        "place": [one.place for one, _ in rows.used],
-    }
-    with whole_folder(out) as folder, _no_bars():
-        datasets.Dataset.from_dict(columns, features).save_to_disk(folder)
-        write_jsonl(folder / "skipped.jsonl", map(asdict, rows.skipped))
-        (folder / META).write_text(json.dumps(meta, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Keep the progress bars of `datasets` away; ours is enough."""
-    import datasets
-
-    shown = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
-
-
-def _meta_or_none(out: Path) -> dict[str, Any] | None:
-    """The meta data of a prepared folder; None if nothing is there.
-
-    Raises:
-        UserError: something else is there.
-    """
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return None
-    try:
-        meta: dict[str, Any] = json.loads((out / META).read_text(encoding="utf-8"))
-        if meta["source"]["format"] and meta["counts"]:
-            return meta
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise UserError(f"{out}: holds something else than prepared chats; choose another folder, or remove it")
-
-
-def _remove_leftovers(out: Path) -> None:
-    """What a killed run left beside `out`; nobody else is at work on it while we hold its lock."""
-    for path in out.parent.glob(f".{out.name}.*.part"):
-        shutil.rmtree(path, ignore_errors=True)
+    options = {name: value for name, value in asdict(settings).items() if name not in ("input", "out", "workers")}
+    files = [[source.name, source.hash()] for source in sources_of(settings.input)]
+    return {"format": FORMAT, **chat.fingerprint(tokenizer), **options, "files": files}

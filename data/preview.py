@@ -12,8 +12,9 @@ from typing import Any
 
 from ..heads import chat
 from .chats import listed, read_chats
-from .masks import Masker, Unmaskable
-from .prepare import load_prepared, read_meta, share, summary, tokenizer_of
+from .masks import Masker
+from .store import load_prepared, read_meta, share, summary, tokenizer_of
+from .turns import Unmaskable
 
 GREEN, PLAIN = ("\x1b[32m", "\x1b[0m"), ("⟦", "⟧")
 Row = tuple[str, list[int], Sequence[int]]  # place, (T,) ids, (T,) mask
@@ -78,8 +79,8 @@ def _from_files(tokenizer: Any, settings: PreviewSettings) -> Iterator[Row]:
         print(listed(skipped))
     for one in chats[: settings.rows]:
         try:
-            masked = masker(one.messages)
-            yield one.place, masked.ids[: settings.max_length], masked.mask[: settings.max_length]
+            for row in masker(one.messages, one.tools, one.muted).rows:
+                yield one.place, row.ids[: settings.max_length], row.mask[: settings.max_length]
         except Unmaskable as fault:
             print(f"--- {one.place}: not used, {fault}")
 

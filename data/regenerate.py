@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import file_hash, write_jsonl
+from ..files import write_jsonl
 from ..heads import chat
 from ..heads.backbone import Backbone
 from ..inference.plain import decode_group
 from ..progress import Progress
-from .chats import Chat, Message, Skipped, files_of, listed, read_chats
+from .chats import Chat, Skipped, listed, read_chats
 from .groups import earlier, finished, run_groups, settings_hash
-from .prepare import tokenizer_of
+from .messages import Message
+from .sources import sources_of
+from .store import tokenizer_of
 
 FORMAT = 1  # counts up when the same settings would give another file
 
@@ -39,7 +41,7 @@ class RegenerateSettings:
     """Answers by the backbone to given prompts."""
 
     input: list[str]
-    """Files of chats or prompts (.jsonl, .json, plain or .gz); their own answers are replaced."""
+    """Chats or prompts, as `data prepare` takes them; their own answers are replaced."""
     out: Path
     """The file to write: .jsonl or .jsonl.gz, a conversation a line."""
     max_new_tokens: int = 512
@@ -94,9 +96,11 @@ def regenerate(backbone: Backbone, settings: RegenerateSettings) -> None:
         UserError: the input is unreadable, the backbone has no chat template, `out` is taken, nothing was answered.
     """
     chat.template_of(tokenizer_of(backbone))
-    chats, skipped = read_chats(settings.input, settings.strict)
+    chats, skipped = _without_tools(*read_chats(settings.input, settings.strict))
     if skipped:
         print(listed(skipped))
+    if not chats:
+        raise UserError("no row can be answered")
     record = _record(backbone, settings)
     if finished(settings.out, record) and not settings.restart:
         print(f"{settings.out}: already there")
@@ -114,6 +118,13 @@ def regenerate(backbone: Backbone, settings: RegenerateSettings) -> None:
         with Progress(len(chats), "chats", "regenerate", done=done) as progress:
             talks = sorted((row for rows in results for row in rows), key=lambda row: int(row["number"]))
         _write(talks, chats, settings_hash(record), settings.out)
+
+
+def _without_tools(chats: Sequence[Chat], skipped: Sequence[Skipped]) -> tuple[list[Chat], list[Skipped]]:
+    """Leave out chats with tools: what a tool says to another call than the recorded one cannot be known."""
+    with_tools = [one for one in chats if one.tools or any(said["role"] == "tool" for said in one.messages)]
+    left = [Skipped(one.file, one.row, "a chat with tools") for one in with_tools]
+    return [one for one in chats if one not in with_tools], [*skipped, *left]
 
 
 def _answer(backbone: Backbone, settings: RegenerateSettings, talks: Sequence[_Talk], progress: Progress) -> None:
@@ -197,7 +208,7 @@ def _record(backbone: Backbone, settings: RegenerateSettings) -> dict[str, Any]:
         "format": FORMAT,
         "backbone": {"name": backbone.name, "weights": backbone.fingerprint(), "dtype": str(backbone.dtype)},
         "tokenizer": chat.fingerprint(backbone.tokenizer),
-        "input": [f"{path.name} {file_hash(path)[:16]}" for path in files_of(settings.input)],
+        "input": [source.identity() for source in sources_of(settings.input)],
         **options,
     }
 

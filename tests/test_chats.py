@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -11,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from headstart.data import chats as module
-from headstart.data.chats import counted, files_of, key_of, listed, read_chats
+from headstart.data.chats import counted, key_of, listed, read_chats
 from headstart.errors import UserError
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello.\u2028You?"}]
@@ -30,6 +28,68 @@ SHAPES: dict[str, Any] = {
     "bare list": MESSAGES,
     "parts": [MESSAGES[0], {"role": "assistant", "content": PARTS}],
     "other keys": [{"content": "Hi", "role": "USER", "name": None}, {**MESSAGES[1], "weight": 1}],
+    "JSON in a cell": {"messages": json.dumps(MESSAGES)},
+    "question and answer": {"question": "Hi", "answer": "Hello.\u2028You?"},
+    "prompt and completion as messages": {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]},
+    "instruction and output": {"instruction": "Hi", "input": "", "output": "Hello.\u2028You?"},
+    "history": {"instruction": "Hi", "output": "Hello.\u2028You?", "history": []},
+    "other names of the roles": [
+        {"role": "prompter", "content": "Hi"},
+        {"role": "ai", "content": MESSAGES[1]["content"]},
+    ],
+    "parts of the responses API": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": MESSAGES[1]["content"]}]},
+    ],
+}
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+CALLED = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "It is 2."},
+]
+FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
+
+CALLS: dict[str, list[Any]] = {
+    "arguments as a mapping": CALLED,
+    "arguments as a text": [
+        CALLED[0],
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}]},
+        *CALLED[2:],
+    ],
+    "calls as a text": [CALLED[0], {"role": "assistant", "tool_calls": json.dumps([CALL])}, *CALLED[2:]],
+    "one call as a mapping": [CALLED[0], {"role": "assistant", "content": "", "tool_calls": CALL}, *CALLED[2:]],
+    "calls that are flat": [
+        CALLED[0],
+        {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {"x": 1}}]},
+        *CALLED[2:],
+    ],
+    "function_call": [
+        CALLED[0],
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}},
+        {"role": "function", "content": "2"},
+        CALLED[3],
+    ],
+    "roles of ShareGPT": [
+        {"from": "human", "value": "Hi"},
+        {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+        {"from": "observation", "value": "2"},
+        {"from": "gpt", "value": "It is 2."},
+    ],
+    "parts": [
+        CALLED[0],
+        {"role": "assistant", "content": [{"type": "tool_call", "value": '{"name": "f", "arguments": {"x": 1}}'}]},
+        {"role": "tool", "content": [{"type": "text", "value": "2"}]},
+        CALLED[3],
+    ],
+    "parts of another API": [
+        CALLED[0],
+        {"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {"x": 1}}]},
+        {"role": "tool", "content": [{"type": "tool_result", "content": [{"type": "text", "text": "2"}]}]},
+        CALLED[3],
+    ],
 }
 
 BAD: list[tuple[Any, str, str]] = [
@@ -49,7 +109,9 @@ BAD: list[tuple[Any, str, str]] = [
     ({"question": "Hi", "reply": "Hello"}, "unknown shape", "keys question, reply"),
     ({"messages": "Hi"}, "unknown shape", "keys messages"),
     ({}, "unknown shape", "keys none"),
-    ("Hi", "unknown shape", "a str"),
+    (7, "unknown shape", "a int"),
+    (" ", "empty content", "the text"),
+    ({"text": "<|im_start|>user\nHi<|im_end|>"}, "a rendered chat as plain text", "<|im_start|>"),
     (None, "unknown shape", "a NoneType"),
     (["Hi"], "unknown shape", "message 1 is a str"),
     ([{"role": "user", "text": "Hi"}], "unknown shape", "message 1 has keys role, text"),
@@ -59,13 +121,15 @@ BAD: list[tuple[Any, str, str]] = [
     ([{"role": "user", "content": 7}], "content is no text", "message 1 holds a int"),
     ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "content is no text", "parts image"),
     ([{"role": "user", "content": "\ud800"}], "broken text", "surrogate"),
-    (
-        [MESSAGES[0], {**MESSAGES[1], "tool_calls": [{"name": "f"}]}],
-        "tools, images or weights",
-        "message 2 has tool_calls",
-    ),
-    ([MESSAGES[0], {**MESSAGES[1], "weight": 0}], "tools, images or weights", "message 2 has weight"),
-    ({"messages": MESSAGES, "tools": '[{"name": "f"}]'}, "tools, images or weights", "the row has tools"),
+    ([MESSAGES[0], {**MESSAGES[1], "tool_calls": [{"no": "name"}]}], "tool call", "message 2 has one without a name"),
+    ([MESSAGES[0], {**MESSAGES[1], "tool_calls": "f("}], "tool call", "message 2 has one without a name: f("),
+    ([MESSAGES[0], {**MESSAGES[1], "weight": 0.5}], "weight of a turn", "message 2 has weight 0.5"),
+    ({"messages": MESSAGES, "tools": "f("}, "tools are no list of functions", "f("),
+    ({"messages": MESSAGES, "images": ["a.png"]}, "images, audio or video", "the row has images"),
+    ({"prompt": "Hi", "chosen": "yes", "rejected": "no"}, "unknown shape", "keys prompt, chosen, rejected"),
+    ({"instruction": "Hi", "output": "Ho", "history": [["a"]]}, "unknown shape", "history is no list of pairs"),
+    ([{"role": "tool", "content": "2"}, MESSAGES[0]], "starts with a tool turn", "roles tool, user"),
+    ([MESSAGES[0], {**MESSAGES[1], "reasoning_content": {"a": 1}}], "reasoning is no text", "message 2 holds a dict"),
 ]
 
 
@@ -84,6 +148,68 @@ def test_every_shape_gives_the_same_messages(tmp_path: Path, shape: str) -> None
         assert one.key == key_of(MESSAGES)
 
 
+@pytest.mark.parametrize("shape", CALLS)
+def test_every_shape_of_a_call_gives_the_same_messages(tmp_path: Path, shape: str) -> None:
+    """Five turns of rows that differ in the types of their fields, with tools as a list or a text."""
+    rows = [
+        {"messages": CALLS[shape], "tools": tools}
+        for tools in ([FUNCTION], json.dumps([FUNCTION]), [{"type": "function", "function": FUNCTION}])
+    ]
+    chats, skipped = read_chats([written(tmp_path / "a.jsonl", [*rows, {"messages": CALLED, "functions": [FUNCTION]}])])
+    assert not skipped
+    for one in chats:
+        assert one.messages == CALLED
+        assert one.tools == ({"type": "function", "function": FUNCTION},)
+
+
+def test_reasoning_in_any_field_or_part(tmp_path: Path) -> None:
+    shapes = [{**MESSAGES[1], name: "hm"} for name in ("reasoning_content", "reasoning", "thinking", "thought")] + [
+        {"role": "assistant", "content": [{"type": kind, "value": "hm"}, *PARTS]} for kind in ("reasoning", "thinking")
+    ]
+    chats, skipped = read_chats([written(tmp_path / "a.jsonl", [[MESSAGES[0], shape] for shape in shapes])])
+    assert not skipped
+    assert all(one.messages[1] == {**MESSAGES[1], "reasoning_content": "hm"} for one in chats)
+
+
+def test_instruction_input_system_and_history(tmp_path: Path) -> None:
+    row = {"instruction": "Add.", "input": "1 2", "output": "3", "system": "s", "history": [["Hi", "Ho"]]}
+    (one,), _ = read_chats([written(tmp_path / "a.jsonl", [row])])
+    assert [(message["role"], message["content"]) for message in one.messages] == [
+        ("system", "s"),
+        ("user", "Hi"),
+        ("assistant", "Ho"),
+        ("user", "Add.\n\n1 2"),
+        ("assistant", "3"),
+    ]
+
+
+def test_roles_and_weights(tmp_path: Path) -> None:
+    chat = [
+        {"role": "developer", "content": "d"},
+        MESSAGES[0],
+        {**MESSAGES[1], "weight": 0},
+        {"role": "assistant", "content": "more", "train": False},
+        {"role": "user", "content": "so", "weight": 0},
+        {**MESSAGES[1], "loss_weight": 1.0},
+    ]
+    (one,), _ = read_chats([written(tmp_path / "a.jsonl", [chat])])
+    assert [message["role"] for message in one.messages] == [
+        "developer",
+        "user",
+        *["assistant"] * 2,
+        "user",
+        "assistant",
+    ]
+    assert one.muted == (2, 3)
+    assert not any(message.keys() - {"role", "content"} for message in one.messages)
+
+
+def test_a_call_that_is_no_call_is_what_was_said(tmp_path: Path) -> None:
+    chat = [{"from": "human", "value": "Hi"}, {"from": "function_call", "value": "I cannot."}]
+    (one,), _ = read_chats([written(tmp_path / "a.jsonl", [{"conversations": chat}])])
+    assert one.messages[1] == {"role": "assistant", "content": "I cannot."}
+
+
 @pytest.mark.parametrize(("row", "reason", "detail"), BAD, ids=[f"{number}-{bad[1]}" for number, bad in enumerate(BAD)])
 def test_a_row_that_is_no_chat_is_named(tmp_path: Path, row: Any, reason: str, detail: str) -> None:
     path = written(tmp_path / "a.jsonl", [MESSAGES, row, MESSAGES])
@@ -97,7 +223,7 @@ def test_a_row_that_is_no_chat_is_named(tmp_path: Path, row: Any, reason: str, d
 
 
 def test_all_rows_bad(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^no row is a chat; 25 rows not used: 7 unknown shape; 3 content is no text"):
+    with pytest.raises(UserError, match=r"^no row is a chat; 33 rows not used: 9 unknown shape; 3 empty content; 3"):
         read_chats([written(tmp_path / "a.jsonl", [row for row, _, _ in BAD])])
     with pytest.raises(UserError, match=r"a\.jsonl: holds no row"):
         read_chats([written(tmp_path / "a.jsonl", [])])
@@ -121,47 +247,10 @@ def test_lines_that_are_broken_are_rows(tmp_path: Path) -> None:
     assert chats[0].messages == MESSAGES  # a line separator within a text does not end the line
 
 
-def test_json_files_and_zipped_ones(tmp_path: Path) -> None:
-    rows = [MESSAGES, {"conversations": TALK}]
-    whole, lines = json.dumps(rows, indent=1).encode(), b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-    (tmp_path / "a.json").write_bytes(whole)
-    (tmp_path / "lines.json").write_bytes(lines)
-    (tmp_path / "b.json.gz").write_bytes(gzip.compress(whole))
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines))
-    (tmp_path / "one.json").write_bytes(json.dumps({"messages": MESSAGES}).encode())
-    for name, count in {"a.json": 2, "lines.json": 2, "b.json.gz": 2, "c.jsonl.gz": 2, "one.json": 1}.items():
-        chats, skipped = read_chats([tmp_path / name])
-        assert [(one.row, one.messages) for one in chats] == [(n + 1, MESSAGES) for n in range(count)], name
-        assert not skipped
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b\n")
-    (tmp_path / "broken.json").write_text('[{"messages": ')
-    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(os.urandom(10_000))[:5000])
-    (tmp_path / "plain.jsonl.gz").write_text("[]")
-    for path, message in {
-        tmp_path / "missing.jsonl": "no such file",
-        tmp_path: "not a file of chats",
-        tmp_path / "a.csv": "not a file of chats; .jsonl",
-        tmp_path / "broken.json": "not JSON",
-        tmp_path / "cut.jsonl.gz": "cannot be read",
-        tmp_path / "plain.jsonl.gz": "cannot be read",
-    }.items():
-        with pytest.raises(UserError, match=f"{path}: {message}"):
-            read_chats([path])
-    with pytest.raises(UserError, match="no file of chats is given"):
-        read_chats([])
-
-
-def test_shipped_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "chats.py"))
-    (tmp_path / "shipped").mkdir()
-    with pytest.raises(UserError, match="holds no conversations"):
-        files_of(["shipped"])
-    (tmp_path / "shipped" / "README.md").write_text("card")
-    path = written(tmp_path / "shipped" / "a.jsonl", [MESSAGES])
-    assert files_of(["shipped"]) == [path]
+def test_plain_texts_are_no_prompts(tmp_path: Path) -> None:
+    chats, (text,) = read_chats([written(tmp_path / "a.jsonl", [MESSAGES, "Once upon a time"])])
+    assert len(chats) == 1
+    assert text.reason == "plain text, no chat"
 
 
 def test_what_a_message_has_besides_is_kept(tmp_path: Path) -> None:
@@ -192,9 +281,7 @@ def test_faults_are_counted_and_the_list_is_short(tmp_path: Path) -> None:
 @pytest.mark.skipif("HEADSTART_TEST_DATA" not in os.environ, reason="needs HEADSTART_TEST_DATA, a folder of real files")
 def test_real_files_give_chats_or_reasons() -> None:
     folder = Path(os.environ["HEADSTART_TEST_DATA"])
-    files = [
-        path for name in ("messy", "train") for path in (folder / name).iterdir() if path.name.endswith(module.SUFFIXES)
-    ]
+    files = [path for name in ("messy", "train") for path in (folder / name).iterdir()]
     assert files
     for path in files:
         try:

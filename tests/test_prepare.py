@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headstart.data import pool
 from headstart.data import prepare as module
-from headstart.data.chats import key_of
+from headstart.data.chats import key_of, raw_rows
 from headstart.data.groups import locked
 from headstart.data.masks import Masker
 from headstart.data.prepare import PrepareSettings, load_prepared, prepare, read_meta
+from headstart.data.sources import sources_of
 from headstart.errors import UserError
 from headstart.files import read_jsonl, write_jsonl
 from zoo import backbone, chats, tokenizer
@@ -46,7 +49,7 @@ def stamps(folder: Path) -> dict[str, int]:
 def test_rows_are_what_the_masker_makes(source: Path, tmp_path: Path) -> None:
     meta = prepare(backbone(), PrepareSettings([str(source)], tmp_path / "out"))
     rows = load_prepared(tmp_path / "out", backbone())
-    masked = [Masker(tokenizer())(chat) for chat in chats(6)]
+    masked = [one for chat in chats(6) for one in Masker(tokenizer())(chat).rows]
     assert [row["ids"].tolist() for row in rows] == [one.ids for one in masked]
     assert [row["mask"].tolist() for row in rows] == [list(one.mask) for one in masked]
     assert rows["key"] == [key_of(chat) for chat in chats(6)]
@@ -75,17 +78,24 @@ def test_the_same_again_is_there_already(source: Path, tmp_path: Path, capsys: p
     assert "already there" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("change", ["max_length", "drop_empty", "template", "vocabulary", "special token", "content"])
+CHANGES: dict[str, dict[str, Any]] = {
+    "max_length": {"max_length": 40},
+    "drop_empty": {"drop_empty": True},
+    "last_turn": {"last_turn": True},
+    "thinking": {"thinking": False},
+    "chat_template": {"chat_template": "chatml"},
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "template", "vocabulary", "special token", "content"])
 def test_every_change_makes_it_anew(source: Path, tmp_path: Path, change: str) -> None:
     """The folder with a history equals one made in a fresh place."""
     mine, settings = copy.deepcopy(tokenizer()), PrepareSettings([str(source)], tmp_path / "out")
     mine.chat_template = "{{ bos_token }}" + mine.chat_template
     prepare(mine, settings)
     before = stamps(tmp_path / "out")
-    if change == "max_length":
-        settings.max_length = 40
-    elif change == "drop_empty":
-        settings.drop_empty = True
+    if change in CHANGES:
+        settings = replace(settings, **CHANGES[change])
     elif change == "template":
         mine.chat_template = "{{ bos_token }}" + mine.chat_template
     elif change == "vocabulary":
@@ -97,14 +107,13 @@ def test_every_change_makes_it_anew(source: Path, tmp_path: Path, change: str) -
     prepare(mine, settings)
     assert stamps(tmp_path / "out") != before
     prepare(mine, replace(settings, out=tmp_path / "fresh"))
-    made, fresh = load_prepared(tmp_path / "out", mine), load_prepared(tmp_path / "fresh", mine)
+    made, fresh = load_prepared(tmp_path / "out"), load_prepared(tmp_path / "fresh")
     assert list(made.with_format(None)) == list(fresh.with_format(None))
 
 
 @pytest.mark.parametrize(
     ("rows", "template", "named"),
     [
-        ([*chats(1), PROMPT, PROMPT], None, r"2 rows not used: 2 nothing.*\n.*row 2: .*no assistant turn.*\n.*row 3"),
         ([[{"role": "user", "content": "a"}, {"role": "assistant", "content": c}] for c in ("red", "sun")], MARKED,
          r"row 2: nothing to learn .the template marks no reply"),
     ],
@@ -123,8 +132,100 @@ def test_a_row_with_nothing_to_learn_refuses_the_set(
     assert next(read_jsonl(settings.out / "skipped.jsonl"))["reason"] == "nothing to learn"
 
 
+def test_prompts_without_a_reply_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [*chats(1), PROMPT, PROMPT])
+    meta = prepare(tokenizer(), PrepareSettings([str(tmp_path / "a.jsonl")], tmp_path / "out"))
+    assert meta["counts"]["rows"] == 1
+    assert meta["counts"]["skipped"] == {"no reply": 2}
+    assert "2 rows not used: 2 no reply" in capsys.readouterr().out
+    write_jsonl(tmp_path / "b.jsonl", [PROMPT])
+    with pytest.raises(UserError, match="no row is left to train on; 1 row not used: 1 no reply"):
+        prepare(tokenizer(), PrepareSettings([str(tmp_path / "b.jsonl")], tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+
+
+THOUGHTS = (  # an empty thought stands before the last reply alone
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ 'hm\n' if m.role == 'assistant' and loop.last }}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_chat_that_one_text_cannot_hold_gets_a_row_for_each_reply(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", chats(2))
+    meta = prepare(tokenizer_with(THOUGHTS), PrepareSettings([str(tmp_path / "a.jsonl")], tmp_path / "out"))
+    rows = load_prepared(tmp_path / "out")
+    place = f"{tmp_path / 'a.jsonl'}, row"
+    assert rows["place"] == [f"{place} 1", f"{place} 2, part 1", f"{place} 2, part 2"]
+    assert rows["key"] == [key_of(chats(2)[0]), *[key_of(chats(2)[1])] * 2]
+    assert (meta["counts"]["chats"], meta["counts"]["split"], meta["counts"]["duplicates"]) == (2, 1, 0)
+
+
+def test_turns_that_cannot_be_supervised_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template = THOUGHTS.replace("assistant\n{% endif %}", "assistant\n{{ 'oh' if messages|length > 1 }}{% endif %}")
+    write_jsonl(tmp_path / "a.jsonl", chats(2))
+    meta = prepare(tokenizer_with(template), PrepareSettings([str(tmp_path / "a.jsonl")], tmp_path / "out"))
+    assert meta["counts"]["rows"] == 2
+    assert meta["counts"]["lost"] == 1
+    printed = capsys.readouterr().out
+    assert "1 turns not supervised" in printed
+    assert "row 2: the template writes a reply otherwise than a server would open it (message 4 of 4" in printed
+    assert len(list(read_jsonl(tmp_path / "out" / "skipped.jsonl"))) == 1
+
+
+def test_another_template_is_recorded_and_warned_of(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_text(MARKED)
+    settings = PrepareSettings([str(source)], tmp_path / "out", chat_template=str(tmp_path / "mine.jinja"))
+    meta = prepare(tokenizer(), settings)
+    assert meta["template"] == MARKED
+    with pytest.warns(UserWarning, match=r"with the template .*mine.jinja"):
+        rows = load_prepared(tmp_path / "out", tokenizer())
+    expected = [one.ids for chat in chats(6) for one in Masker(tokenizer_with(MARKED))(chat).rows]
+    assert [row["ids"].tolist() for row in rows] == expected
+    for name, message in (("chatmll", "did you mean chatml"), ("no/such.jinja", "no such template file")):
+        with pytest.raises(UserError, match=message):
+            prepare(tokenizer(), replace(settings, chat_template=name))
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "CHUNK", 3)
+    monkeypatch.setattr(pool, "SMALL", 1)
+    bad: list[Any] = [[], {"a": 1}, [chats(1)[0][1]], PROMPT, {"text": "red one"}]
+    write_jsonl(tmp_path / "a.jsonl", [row for chat in chats(10) for row in (chat, bad[len(chat[0]["content"]) % 5])])
+    made = {}
+    for workers in (1, 2, 4):
+        out = tmp_path / f"out{workers}"
+        prepare(tokenizer_with(THOUGHTS), PrepareSettings([str(tmp_path / "a.jsonl")], out, workers=workers))
+        made[workers] = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "state.json"}
+    assert made[1] == made[2] == made[4]
+
+
+def test_plain_texts_are_rows(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ["red one", {"text": "two"}, {"text": "<|im_start|>user\nred<|im_end|>"}])
+    meta = prepare(tokenizer(), PrepareSettings([str(tmp_path / "a.jsonl")], tmp_path / "out"))
+    assert [row["ids"].tolist() for row in load_prepared(tmp_path / "out")] == [
+        tokenizer()(text)["input_ids"] for text in ("red one", "two")
+    ]
+    assert meta["counts"]["supervised"] == meta["counts"]["tokens"]
+    assert meta["counts"]["skipped"] == {"a rendered chat as plain text": 1}
+
+
+@pytest.mark.skipif("HEADSTART_TEST_DATA" not in os.environ, reason="needs HEADSTART_TEST_DATA, a folder of real files")
+def test_real_files_are_used_or_listed(tmp_path: Path) -> None:
+    """Every row of every file is used, or listed with a reason."""
+    for path in sorted((Path(os.environ["HEADSTART_TEST_DATA"]) / "messy").iterdir()):
+        out, rows = tmp_path / path.stem, sum(1 for _ in raw_rows(sources_of([path])))
+        try:
+            prepare(backbone(), PrepareSettings([str(path)], out, drop_empty=True))
+        except UserError as error:
+            assert f"{rows} rows not used" in str(error)  # noqa: PT017
+            continue
+        used = {place.partition(", part")[0] for place in load_prepared(out)["place"]}
+        skipped = {f"{row['file']}, row {row['row']}" for row in read_jsonl(out / "skipped.jsonl")}
+        assert len(used | skipped) == rows
+
+
 def test_rows_are_cut_at_max_length_and_dropped_without_a_reply(source: Path, tmp_path: Path) -> None:
-    masked = [Masker(tokenizer())(chat) for chat in chats(6)]
+    masked = [one for chat in chats(6) for one in Masker(tokenizer())(chat).rows]
     starts = [one.mask.index(1) for one in masked]
     limit = sorted(starts)[2] + 1  # one token of the third reply
     meta = prepare(tokenizer(), PrepareSettings([str(source)], tmp_path / "out", max_length=limit))
@@ -151,7 +252,9 @@ def test_bad_rows_are_listed_or_fatal(tmp_path: Path, capsys: pytest.CaptureFixt
     assert meta["counts"]["skipped"] == {"empty chat": 1, "the template refuses it": 1}
     assert meta["counts"]["duplicates"] == 1
     assert [row["row"] for row in read_jsonl(settings.out / "skipped.jsonl")] == [2, 3]
-    assert "a.jsonl, row 3: the template refuses it (no system)" in capsys.readouterr().out
+    assert (
+        "a.jsonl, row 3: the template refuses it (no system; roles system, user, assistant)" in capsys.readouterr().out
+    )
     with pytest.raises(UserError, match="row 2: empty chat"):
         prepare(mine, PrepareSettings(settings.input, settings.out, strict=True))
     write_jsonl(tmp_path / "a.jsonl", [chats(1)[0], system])
@@ -182,7 +285,7 @@ def test_an_interruption_leaves_nothing(source: Path, tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "write_jsonl", interrupted)
+        patch.setattr(module.RowWriter, "close", interrupted)
         with pytest.raises(KeyboardInterrupt):
             prepare(tokenizer(), settings)
     assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]

@@ -63,7 +63,7 @@ def test_counts_and_faults_are_named(capsys: pytest.CaptureFixture[str], source:
     )  # one for each special token, one for each letter
     assert f"chats.jsonl, row 4: {tokens} tokens, 5 supervised ({500 / tokens:.1f}%)" in out
     assert "chats.jsonl, row 2: empty chat" in out
-    assert "chats.jsonl, row 5: not used, nothing to learn (no assistant turn)" in out
+    assert "chats.jsonl, row 5: not used, no reply (no assistant turn)" in out
     assert "shown: " in out
     assert "template " in out
 

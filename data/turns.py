@@ -1,0 +1,306 @@
+"""Where the replies of a chat stand in its rendered text.
+
+The prefix of a supervised turn has to be what a server would have sent: the chat before it, rendered with the opening
+of a reply. Its end is where the template has written the content of the reply and its end of turn. A template that
+writes history otherwise than it wrote the last turn (thoughts that are dropped, an end of turn that changes) gets more
+than one text for a chat: the turns that one text cannot hold stand in texts that end with them.
+
+Where the template itself marks what is generated (`{% generation %}`), its marks are the truth, in one text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..heads import chat
+from ..heads.dialect import REASONING
+
+Span = tuple[int, int]  # characters, from the first to behind the last
+Message = dict[str, Any]
+
+NO_REPLY = "no reply"
+REFUSED = "the template refuses it"
+PROBE, NEXT = "qzreplyzq", "qznextzq"  # a reply and a question that no template changes
+LOOKS = r"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,60}\]|〈[^〈〉\s]{1,60}〉"  # how special tokens are spelled
+CLOSES = re.compile(r"end|eo[stm]|stop|return|call|sep|^</|^\[/", re.IGNORECASE)
+
+
+class Unmaskable(Exception):
+    """Why no true mask can be given for a chat or a turn: the kind of fault, then what is special about this one."""
+
+    def __init__(self, reason: str, detail: str = ""):
+        super().__init__(f"{reason} ({detail})")
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A reply in a text that ends with it, or soon after."""
+
+    text: str
+    start: int
+    """Where the reply starts: behind what a server would have sent."""
+    end: int
+    """Behind its end of turn."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A text and what is supervised in it."""
+
+    text: str
+    spans: list[Span]
+    turns: list[Turn] | None
+    """The turns behind the spans, each in a text of its own; None where the template's own marks are followed."""
+
+
+@dataclass
+class Scripts:
+    """The texts of a chat."""
+
+    scripts: list[Script] = field(default_factory=list)
+    lost: list[Unmaskable] = field(default_factory=list)
+    """Turns that no text can hold as a server would have it, and why."""
+    notes: Counter[str] = field(default_factory=Counter)
+    """What else should be known, with counts."""
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """What a template writes after the content of a reply: the text, how much of it ends the turn, and an end of turn
+    that it writes only once something follows."""
+
+    text: str
+    ending: int
+    missing: str
+
+
+class Turns:
+    """Finds the replies of chats with one tokenizer's template.
+
+    Args:
+        thinking: given to the template as `enable_thinking` and `thinking`.
+        last_turn: supervise the last reply alone.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Any, *, thinking: bool | None = None, last_turn: bool = False):
+        self.tokenizer, self.thinking, self.last_turn = tokenizer, thinking, last_turn
+        self.template = chat.template_of(tokenizer)
+        known = {one for one in (*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()) if one.strip()}
+        self.special = "|".join([*map(re.escape, sorted(known, key=len, reverse=True)), LOOKS])
+        self._tails: dict[tuple[str, ...], _Tail | None] = {}
+
+    def __call__(
+        self, messages: Sequence[Message], tools: chat.Tools | None = None, muted: Sequence[int] = ()
+    ) -> Scripts:
+        """The texts of a chat; what follows its last supervised reply is left away.
+
+        Args:
+            muted: numbers of messages that are not supervised.
+
+        Raises:
+            Unmaskable: no turn can be supervised.
+        """
+        wanted = [k for k, one in enumerate(messages) if one["role"] == "assistant" and k not in muted]
+        if not wanted:
+            raise Unmaskable(NO_REPLY, "no assistant turn" + (" of weight 1" if muted else ""))
+        wanted = wanted[-1:] if self.last_turn else wanted
+        if chat.MARK.search(chat.template_of(self.tokenizer, tools)):
+            return self._marked(messages[: wanted[-1] + 1], tools, wanted)
+        return self._found(messages, tools, wanted)
+
+    # -- by rendering what a server would have sent -------------------------------------------------------------------
+
+    def _found(self, messages: Sequence[Message], tools: chat.Tools | None, wanted: list[int]) -> Scripts:
+        made, turns = Scripts(), {}
+        for k in wanted:
+            try:
+                turns[k] = self._turn(messages, tools, k)
+            except Unmaskable as fault:
+                made.lost.append(_of_chat(fault, messages))
+        if not turns:
+            raise next((fault for fault in made.lost if fault.reason == REFUSED), made.lost[0])
+        left = sorted(turns)
+        while left:  # the last turn's text holds as many of the others as were written alike
+            whole = turns[left[-1]]
+            held = [k for k in left if whole.text.startswith(turns[k].text[: turns[k].end])]
+            spans = [(turns[k].start, turns[k].end) for k in held]
+            made.scripts.insert(0, Script(whole.text, spans, [turns[k] for k in held]))
+            left = [k for k in left if k not in held]
+        self._note_left_out(made, messages, tools, turns)
+        return made
+
+    def _turn(self, messages: Sequence[Message], tools: chat.Tools | None, k: int) -> Turn:
+        """Reply `k` in the shortest text that starts as a server would have it."""
+        before = self._render(messages[:k], tools, add_generation_prompt=True)
+        for stop in dict.fromkeys((k + 1, min(k + 2, len(messages)), len(messages))):
+            after = self._render(messages[:stop], tools)
+            if after.startswith(before):
+                return self._ended(messages[:stop], tools, k, before, after)
+        whole = self._render(messages[: k + 1], tools)
+        same = _alike(before, whole)
+        raise Unmaskable(
+            "the template writes a reply otherwise than a server would open it",
+            f"message {k + 1} of {len(messages)}: a server sends {before[same:][:40]!r} where the chat has "
+            f"{whole[same:][:40]!r}",
+        )
+
+    def _ended(self, messages: Sequence[Message], tools: chat.Tools | None, k: int, before: str, after: str) -> Turn:
+        tail = self._tail(messages, tools, k)
+        if tail is not None and after.endswith(tail.text):
+            after += tail.missing
+            end = len(after) if tail.missing else len(after) - len(tail.text) + tail.ending
+        elif k + 1 == len(messages):
+            end = len(after.rstrip())
+        else:
+            raise Unmaskable("the end of a reply cannot be found", f"message {k + 1}")
+        calls = [call["function"]["name"] for call in messages[k].get("tool_calls", [])]
+        if end <= len(before) or not all(name in after[len(before) :] for name in calls):
+            what = "the tool calls of a reply" if calls else "a reply"
+            raise Unmaskable(f"the template leaves {what} out", f"message {k + 1}")
+        return Turn(after, len(before), end)
+
+    def _tail(self, messages: Sequence[Message], tools: chat.Tools | None, k: int) -> _Tail | None:
+        """What stands behind the content of reply `k`; None if that cannot be told."""
+        plain = all(message.keys() <= {"role", "content"} and message["role"] != "tool" for message in messages)
+        if not plain or tools or k + 1 < len(messages):
+            return self._tail_of(messages, tools, k)
+        key = tuple(message["role"] for message in messages)
+        if key not in self._tails:  # of made-up messages, so that it does not matter which chat came first
+            asked = [{"role": role, "content": f"{NEXT} {number}"} for number, role in enumerate(key)]
+            self._tails[key] = self._tail_of(asked, tools, k)
+        return self._tails[key]
+
+    def _tail_of(self, messages: Sequence[Message], tools: chat.Tools | None, k: int) -> _Tail | None:
+        said = [*messages[:k], {"role": "assistant", "content": PROBE}, *messages[k + 1 :]]
+        try:
+            text = self._render(said, tools)
+        except Unmaskable:
+            return None
+        if PROBE not in text:
+            return None
+        try:
+            followed = self._render([*said[: k + 1], {"role": "user", "content": NEXT}], tools)
+        except Unmaskable:
+            followed = text
+        tail, later = text.rpartition(PROBE)[2], followed.rpartition(PROBE)[2]
+        return _Tail(tail, *ending(tail, later, self.special, self.tokenizer.eos_token))
+
+    # -- by the template's own marks ----------------------------------------------------------------------------------
+
+    def _marked(self, messages: Sequence[Message], tools: chat.Tools | None, wanted: list[int]) -> Scripts:
+        try:
+            text, marks = chat.marked(self.tokenizer, messages, tools=tools, thinking=self.thinking)
+        except chat.Refusal as refusal:
+            raise _of_chat(Unmaskable(REFUSED, refusal.words), messages) from None
+        if len(wanted) < sum(message["role"] == "assistant" for message in messages):
+            places = [self._place(messages, tools, k, text) for k in wanted]
+            marks = [mark for mark in marks if any(start <= mark[0] < stop for start, stop in places)]
+        made = Scripts([Script(text, marks, None)])
+        otherwise = sum(not self._opens(text, messages[:k], tools) for k in wanted)
+        if otherwise:
+            made.notes["turns that the template marks, but a server would open otherwise"] = otherwise
+        return made
+
+    def _place(self, messages: Sequence[Message], tools: chat.Tools | None, k: int, text: str) -> Span:
+        """Where message `k` stands in the text, header and all."""
+        start = _alike(self._render(messages[:k], tools), text)
+        if k + 1 == len(messages):
+            return start, len(text)
+        return start, _alike(self._render(messages[: k + 1], tools), text)
+
+    def _opens(self, text: str, messages: Sequence[Message], tools: chat.Tools | None) -> bool:
+        try:
+            return text.startswith(self._render(messages, tools, add_generation_prompt=True))
+        except Unmaskable:
+            return False
+
+    # -- what a template says nothing of ------------------------------------------------------------------------------
+
+    def _note_left_out(
+        self, made: Scripts, messages: Sequence[Message], tools: chat.Tools | None, turns: dict[int, Turn]
+    ) -> None:
+        """Count messages before the last reply, and reasoning of the replies, that the template does not print."""
+        last = max(turns)
+        for k, message in enumerate(messages[:last]):
+            if message["role"] != "assistant" and self._leaves_out(turns[last].text, messages[: last + 1], tools, k):
+                made.notes[f"{message['role']} messages that the template leaves out"] += 1
+        for k, turn in turns.items():
+            thoughts = next((messages[k][name] for name in REASONING if messages[k].get(name)), None)
+            if isinstance(thoughts, str) and thoughts.strip() and thoughts.strip() not in turn.text:
+                made.notes["replies whose reasoning the template leaves out"] += 1
+
+    def _leaves_out(self, text: str, messages: Sequence[Message], tools: chat.Tools | None, k: int) -> bool:
+        content = messages[k]["content"].strip()
+        if not content:
+            return False
+        if len(content) > 8 and (content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text):
+            return False
+        asked = [*messages[:k], {**messages[k], "content": NEXT}, *messages[k + 1 :]]
+        try:
+            return NEXT not in self._render(asked, tools).lower()
+        except Unmaskable:
+            return False  # it reads the content, at least
+
+    def _render(
+        self, messages: Sequence[Message], tools: chat.Tools | None, add_generation_prompt: bool = False
+    ) -> str:
+        try:
+            return chat.render(
+                self.tokenizer,
+                messages,
+                tools=tools,
+                thinking=self.thinking,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except chat.Refusal as refusal:
+            raise Unmaskable(REFUSED, refusal.words) from None
+
+
+def ending(last: str, followed: str, special: str, eos: str | None) -> tuple[int, str]:
+    """How many characters behind a reply end its turn, and an end of turn that is written only once a turn follows.
+
+    Args:
+        last: what stands behind the content of a reply that nothing follows.
+        followed: the same where a user's turn follows.
+        special: a pattern for special tokens.
+        eos: the token that ends what is generated.
+
+    The end of turn is the first special token (or line of text), with closing tokens that stand right behind it; up to
+    `eos` where that is always written.
+    """
+    always = _alike(last, followed)
+    if eos and 0 <= last.find(eos) <= always - len(eos):
+        return last.find(eos) + len(eos), ""
+    first = re.match(rf"\s*(?:({special})|\S[^\n]*)", last)
+    if first is None:
+        later = re.match(rf"\s*({special})", followed)
+        closes = later is not None and not last and (later[1] == eos or CLOSES.search(later[1]))
+        return 0, later[0] if closes and later else ""
+    end = len(first[0].rstrip())
+    if end > always and not (first[1] and (first[1] == eos or CLOSES.search(first[1]))):
+        return 0, ""  # an opening of what follows, not an end
+    while (more := re.compile(special).match(last, end)) and more.end() <= always and CLOSES.search(more[0]):
+        end = more.end()
+    return end, ""
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters two texts have in common at their start."""
+    length = min(len(one), len(other))
+    return next((n for n in range(length) if one[n] != other[n]), length)
+
+
+def _of_chat(fault: Unmaskable, messages: Sequence[Message]) -> Unmaskable:
+    """A refusal with the roles of the chat, which it is mostly about."""
+    if fault.reason != REFUSED:
+        return fault
+    return Unmaskable(REFUSED, f"{fault.detail}; roles {', '.join(str(message['role']) for message in messages)}")
