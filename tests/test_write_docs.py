@@ -19,7 +19,7 @@ from headstart.verbs import VERBS
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 RECIPE = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
-FAULT = re.compile(r'\b(?:_NoChat|Unmaskable|Fault)\(\s*"([^"{]+)"')
+FAULT = re.compile(r'\b(?:_?NoChat|Unmaskable)\(\s*"([^"{]+)"')
 
 
 def _loaded() -> ModuleType:
