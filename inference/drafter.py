@@ -113,9 +113,8 @@ class HeadDrafter:
         pool = _Pool([], [], [])
         numbers = rows  # (K,) the head's numbers of the rows
         for depth in range(shape.depth):
-            best = _best(logits, top_k)
-            norm = logits.float().logsumexp(-1, keepdim=True)
-            scores = (reached[:, None] + best.values.float() - norm).flatten()  # (K * top_k,)
+            best = _best(logits.log_softmax(-1, dtype=torch.float32), top_k)
+            scores = (reached[:, None] + best.values.clamp(max=0)).flatten()  # (K * top_k,)
             ids = self.head.vocab.to_target(best.indices.flatten())
             pool.add(scores, ids, rows.repeat_interleave(top_k))
             if depth + 1 == shape.depth:

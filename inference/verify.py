@@ -43,7 +43,8 @@ def match(tree: Tree, logits: Tensor, sampler: Sampler, prefix: Sequence[int], l
         prefix: all tokens up to the root, which is its last.
         limit: how many tokens may be emitted, at least 1.
     """
-    best = logits.argmax(-1).tolist() if sampler.plain else None  # one transfer for all nodes
+    # as model.generate does it: in fp32, the first of equals; one transfer for all nodes
+    best = logits.float().argmax(-1).tolist() if sampler.plain else None
     text = list(prefix) if best is None else []
     path, tokens = [0], list[int]()
     while True:
