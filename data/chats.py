@@ -139,6 +139,21 @@ def listed(
     return "\n".join(lines)
 
 
+class Faults:
+    """Rows that are not used, counted by reason, and the first of them."""
+
+    def __init__(self) -> None:
+        self.counts, self.first = Counter[str](), list[Skipped]()
+
+    def add(self, rows: Sequence[Skipped]) -> None:
+        self.counts.update(one.reason for one in rows)
+        self.first += rows[: 10 - len(self.first)]
+
+    def told(self, what: str = "not used") -> str:
+        """As `listed` tells them."""
+        return listed(self.first, what, counts=dict(self.counts.most_common()))
+
+
 def _parsed(line: bytes) -> Any:
     """The JSON value of a line."""
     try:

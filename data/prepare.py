@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..files import whole_folder
 from ..heads import chat
 from ..progress import Progress
-from .chats import Chat, Raw, Skipped, chat_of, listed, raw_rows
+from .chats import Chat, Faults, Raw, Skipped, chat_of, raw_rows
 from .groups import locked
 from .masks import NOTHING, Made, Masked, Masker
 from .pool import mapped
@@ -201,7 +201,7 @@ class _Tally:
     def __init__(self, settings: PrepareSettings):
         self.settings = settings
         self.total, self.notes, self.keys = Counter[str](), Counter[str](), Counter[bytes]()
-        self.skipped, self.lost, self.empty = _Reasons(), _Reasons(), _Reasons()
+        self.skipped, self.lost, self.empty = Faults(), Faults(), Faults()
 
     def add(self, outcome: Outcome) -> None:
         self.total.update(outcome.counts)
@@ -245,20 +245,6 @@ class _Tally:
             print(self.skipped.told())
         if self.lost.counts:
             print(self.lost.told("with turns that are not supervised"))
-
-
-class _Reasons:
-    """Rows by reason, and the first of them."""
-
-    def __init__(self) -> None:
-        self.counts, self.first = Counter[str](), list[Skipped]()
-
-    def add(self, rows: Sequence[Skipped]) -> None:
-        self.counts.update(one.reason for one in rows)
-        self.first += rows[: 10 - len(self.first)]
-
-    def told(self, what: str = "not used") -> str:
-        return listed(self.first, what, counts=dict(self.counts.most_common()))
 
 
 def _source(tokenizer: Any, settings: PrepareSettings) -> dict[str, Any]:

@@ -234,6 +234,8 @@ class Turns:
             if message["role"] != "assistant" and self._leaves_out(turns[last].text, messages[: last + 1], tools, k):
                 made.notes[f"{message['role']} messages that the template leaves out"] += 1
         for k, turn in turns.items():
+            if messages[k].get("tool_calls") and self._leaves_out(turn.text, messages[: k + 1], tools, k):
+                made.notes["replies with tool calls whose other words the template leaves out"] += 1
             thoughts = next((messages[k][name] for name in REASONING if messages[k].get(name)), None)
             if isinstance(thoughts, str) and thoughts.strip() and thoughts.strip() not in turn.text:
                 made.notes["replies whose reasoning the template leaves out"] += 1
