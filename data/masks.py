@@ -56,6 +56,7 @@ class Masker:
         self.tokenizer = tokenizer
         self.turns = Turns(tokenizer, thinking=thinking, last_turn=last_turn)
         self.template = self.turns.template
+        self._openings: dict[str, list[int]] = {}
         self.added = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
 
     def __call__(self, messages: Sequence[Message], tools: Tools | None = None, muted: Sequence[int] = ()) -> Made:
@@ -147,10 +148,21 @@ class Masker:
             same = next((n for n, (one, other) in enumerate(zip(ids, before, strict=False)) if one != other), len(ids))
             return same + 1, False  # the first token that differs is the one that is cut
         count = bisect_left(places, (place, -1))
+        if count and places[count - 1][1] > place:
+            return count, False
         # a special token splits the text for good, so that only what follows the last one has to be tokenised again
         anchor = next((n for n in range(count - 1, -1, -1) if ids[n] in self.added), 0)
-        before, _ = self._encode(text[places[anchor][0] if anchor else 0 : place])
-        return count, ids[anchor:count] == before
+        if ids[anchor] in self.added and anchor + 1 == count:
+            return count, True
+        return count, ids[anchor:count] == self._opening(text[places[anchor][0] if anchor else 0 : place])
+
+    def _opening(self, text: str) -> list[int]:
+        """Ids of a text that is mostly the opening of a reply, and then always the same one."""
+        if len(text) > 100:
+            return self._encode(text)[0]
+        if text not in self._openings:
+            self._openings[text] = self._encode(text)[0]
+        return self._openings[text]
 
     def _encode(self, text: str) -> tuple[list[int], list[Span] | None]:
         """Ids, and the characters that each of them stands for; None for a tokenizer that does not know."""
