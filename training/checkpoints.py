@@ -1,0 +1,171 @@
+"""States of a run that appear whole or not at all, rotate, and are gone on from.
+
+A run folder holds
+
+    recipe.yaml              the settings it was begun with
+    metrics.jsonl            a line every few steps, and one for each evaluation
+    checkpoints/step-000200/ head.safetensors (fp32), optimizer.pt, state.json
+    head/                    the trained head in its own format, once the run is finished
+
+The order of rows, the learning rate and the random numbers of a step follow from its number, so that a checkpoint needs
+to hold none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from ..errors import UserError
+from ..files import whole_folder, write_whole
+from ..heads.base import DraftHead
+from ..settings import dump_text
+from .recipe import Recipe, differences, load_recipe
+
+RECIPE, HEAD = "recipe.yaml", "head"
+
+
+@dataclass
+class State:
+    """Where a run stands."""
+
+    step: int = 0
+    """Optimizer steps taken."""
+    tokens: int = 0
+    """True tokens seen, over all processes."""
+    seconds: float = 0.0
+    """Wall time of the run, over all its sittings."""
+    finished: bool = False
+    held_out: dict[str, Any] = field(default_factory=dict)
+    """The last evaluation."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the run depends on besides its recipe."""
+
+
+def open_run(recipe: Recipe, *, write: bool = True) -> None:
+    """Begin the run's folder, or check that the one there was begun with the same settings.
+
+    Raises:
+        UserError: it was begun with others (each key, and both values), or cannot be written.
+    """
+    path = recipe.run / RECIPE
+    if path.exists():
+        changed = list(differences(load_recipe(path), recipe))
+        if changed:
+            lines = "".join(f"\n  {key} was {old}, is now {new}" for key, old, new in changed)
+            raise UserError(
+                f"{recipe.run}: this run was begun with other settings:{lines}\nRepeat them to go on with it, or "
+                "choose another folder (run=...)"
+            )
+    elif recipe.run.exists() and not recipe.run.is_dir():
+        raise UserError(f"{recipe.run}: is no folder; choose another one (run=...)")
+    elif write:
+        write_whole(path, dump_text(recipe))
+
+
+def save(run: Path, state: State, head: DraftHead, optimizer: Any, keep: int) -> Path:
+    """Write a checkpoint, then remove all but the newest `keep`.
+
+    Raises:
+        UserError: the folder cannot be written; the checkpoints before stay as they are.
+    """
+    folder, told = run / "checkpoints" / f"step-{state.step:06d}", json.dumps(asdict(state), indent=1) + "\n"
+    if folder in checkpoints(run):  # a step has one set of weights: only what is said of it can be new
+        write_whole(folder / "state.json", told)
+        return folder
+    with whole_folder(folder) as part:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
+        save_file(tensors, part / "head.safetensors")
+        torch.save(optimizer.state_dict(), part / "optimizer.pt")
+        (part / "state.json").write_text(told)
+    for old in checkpoints(run)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first."""
+    found = (run / "checkpoints").glob("step-*")
+    return sorted((path for path in found if (path / "state.json").exists()), key=lambda path: int(path.name[5:]))
+
+
+def finished(run: Path) -> bool:
+    """Is there nothing left to do in this run?"""
+    found = checkpoints(run)
+    return bool(found) and (run / HEAD / "config.json").exists() and _state(found[-1]).finished
+
+
+def _state(folder: Path) -> State:
+    return State(**json.loads((folder / "state.json").read_text()))
+
+
+def resume(run: Path, head: DraftHead, optimizer: Any, facts: Mapping[str, Any]) -> State:
+    """Load the newest checkpoint into head and optimizer; a fresh state if there is none.
+
+    Raises:
+        UserError: backbone, rows or number of processes are not those of the checkpoint, or it cannot be read.
+    """
+    found = checkpoints(run)
+    if not found:
+        return State(facts=dict(facts))
+    folder = found[-1]
+    try:
+        state = _state(folder)
+        tensors = load_file(folder / "head.safetensors")
+        moments = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UserError(
+            f"{folder}: cannot be read ({error}); remove it to go on from the checkpoint before, if there is one"
+        ) from error
+    for name, now in facts.items():
+        if state.facts.get(name) != now:
+            raise UserError(
+                f"{folder}: {name} changed since: was {state.facts.get(name)}, is now {now}. Give the run what it was "
+                "begun with, or choose another folder (run=...)"
+            )
+    head.load_state_dict(tensors, strict=True)
+    optimizer.load_state_dict(moments)
+    return state
+
+
+def remove_leftovers(run: Path) -> None:
+    """What a killed run left half-written."""
+    for path in (*run.glob(".*.part"), *(run / "checkpoints").glob(".*.part"), *(run / "checkpoints").glob(".*.old")):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+class Interrupts:
+    """While it is open, the first Ctrl-C or SIGTERM is noted instead of ending the process; the second one ends it."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self.before[number] = signal.signal(number, self._note)
+            except ValueError:  # not the main thread: signals are somebody else's
+                break
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        self.before = {}

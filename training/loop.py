@@ -1,0 +1,237 @@
+"""The loop: rows in their order, losses weighted over the whole step, and a head in the run's folder at the end.
+
+    train("configs/smollm2-eagle3.yaml", {"optim.lr": 1e-4})
+
+Every supervised position weighs the same, however a step is dealt out to forwards and processes: before the first
+forward all processes agree on how many positions of each depth the step has, and all sums are divided by these.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..heads.backbone import Backbone
+from ..heads.format import save_head
+from . import checkpoints
+from .batches import Batch
+from .checkpoints import Interrupts, State
+from .evaluate import evaluate
+from .log import Log, Window, memory, told
+from .objective import Result
+from .recipe import Recipe, load_recipe
+from .setup import Setup, set_up
+from .trouble import check_gradient, check_movement
+
+WATCHED = 10  # first steps, over which the loss has to move
+
+
+def train(
+    recipe: Recipe | str | Path,
+    overrides: Mapping[str, Any] | Iterable[str] = (),
+    *,
+    backbone: Backbone | None = None,
+) -> Path:
+    """Train a head as a recipe says; a run whose folder is there goes on where it was.
+
+    Args:
+        recipe: a recipe, or the path of its YAML file.
+        overrides: settings that are to be otherwise, as `{"optim.lr": 1e-4}` or as texts `optim.lr=1e-4`.
+        backbone: one in memory, as it is, in place of the one that the recipe names.
+
+    Returns:
+        The folder of the trained head.
+
+    Raises:
+        UserError: a setting, file or row is wrong, or a step goes wrong (which says where).
+        SystemExit: Ctrl-C or SIGTERM, once a checkpoint is written.
+    """
+    recipe = load_recipe(recipe, overrides)
+    checkpoints.open_run(recipe, write=False)
+    if checkpoints.finished(recipe.run):
+        print(f"{recipe.run}: this run is finished", file=sys.stderr)
+    else:
+        setup = set_up(recipe, backbone)
+        if setup.accelerator.is_main_process:
+            checkpoints.open_run(recipe)
+            checkpoints.remove_leftovers(recipe.run)
+        setup.accelerator.wait_for_everyone()
+        run = Run(setup, checkpoints.resume(recipe.run, setup.head, setup.optimizer, setup.facts()))
+        try:
+            run.train()
+        finally:
+            run.log.close()
+    return recipe.run / checkpoints.HEAD
+
+
+class Run:
+    """One sitting of a run."""
+
+    def __init__(self, setup: Setup, state: State) -> None:
+        self.setup, self.state, self.recipe = setup, state, setup.recipe
+        self.log = Log(setup.recipe, setup.accelerator, state.step, setup.schedule.steps)
+        self.clock = time.monotonic() - state.seconds
+        self.window = Window(setup.objective.shares.cpu(), setup.accelerator.num_processes)
+        self.evaluated = -1
+        self.first_losses: list[float] = []
+        self.last: dict[str, float] = {}
+
+    def train(self) -> None:
+        state, accelerator = self.state, self.setup.accelerator
+        if state.step:
+            epoch, number = self.setup.batches.place(state.step)
+            self.log.say(f"{self.recipe.run}: going on behind step {state.step}, step {number} of epoch {epoch + 1}")
+        with Interrupts() as interrupts:
+            while not state.finished:
+                batches = self.setup.batches.forwards(state.step)
+                seconds, stop, counts = self.agree(batches, bool(interrupts.signal))
+                if self.setup.schedule.over(state.step, seconds):
+                    break
+                if stop:
+                    self.save()
+                    accelerator.wait_for_everyone()
+                    self.log.say(f"{self.recipe.run}: saved at step {state.step}; the same command goes on from there")
+                    raise SystemExit(128 + (interrupts.signal or 15))
+                self.step(batches, counts, seconds)
+            self.finish()
+
+    def agree(self, batches: Sequence[Batch], stop: bool) -> tuple[float, bool, Tensor]:
+        """Wall time of the run, whether to stop, and positions of the step by depth (D,): the same on all processes."""
+        objective, accelerator = self.setup.objective, self.setup.accelerator
+        seconds = time.monotonic() - self.clock if accelerator.is_main_process else 0.0
+        counts = sum((objective.counts(batch) for batch in batches), torch.zeros(objective.depths))
+        own = torch.cat((torch.tensor([seconds, float(stop)]), counts))
+        agreed = accelerator.reduce(own.to(accelerator.device), "sum")
+        return float(agreed[0]), bool(agreed[1] > 0), agreed[2:]
+
+    def step(self, batches: Sequence[Batch], counts: Tensor, seconds: float) -> None:
+        """One optimizer step, and what is due behind it."""
+        state, setup, every = self.state, self.setup, self.recipe.evaluate.every
+        rows = setup.batches.rows_of(state.step)
+        began = time.monotonic()
+        lr = setup.schedule.lr(state.step + 1, seconds + self.window.step_seconds)
+        results, norm = optimize(setup, batches, counts, lr, state.step)
+        tokens = int(setup.rows.lengths[rows].sum())
+        self.window.add(results, counts, tokens, time.monotonic() - began)
+        self.last = {"lr": lr, "gradient_norm": norm}
+        state.step, state.tokens, state.seconds = state.step + 1, state.tokens + tokens, time.monotonic() - self.clock
+        self.check()
+        self.log.status(setup.schedule.expected_steps(state.step, state.seconds), self.window)
+        if self.recipe.log.rows:
+            self.log.write(state.step, {"rows": [setup.rows.keys[row] for row in rows]}, "rows.jsonl")
+        if state.step % self.recipe.log.every == 0:
+            self.report()
+        if every and state.step % every == 0:
+            self.evaluate()
+        if state.step % self.recipe.save.every == 0:
+            self.save(due=True)
+
+    def check(self) -> None:
+        """Once, early: does the loss move? (Not in a run that was gone on with.)"""
+        if len(self.first_losses) == self.state.step - 1 < WATCHED:
+            self.first_losses.append(self.window.loss)
+            check_movement(self.first_losses, WATCHED)
+
+    def report(self) -> None:
+        """A line of metrics: sums since the line before, the rest as of the last step."""
+        state, accelerator = self.state, self.setup.accelerator
+        figures = {
+            "epoch": self.setup.batches.place(state.step - 1)[0] + 1,
+            **self.last,
+            **self.window.figures(accelerator),
+            "tokens": state.tokens,
+            "seconds": state.seconds,
+            "memory_gib": memory(accelerator.device),
+        }
+        self.log.write(state.step, figures)
+
+    def evaluate(self) -> None:
+        figures = evaluate(self.setup)
+        self.evaluated = self.state.step
+        self.state.held_out = figures
+        if figures:
+            self.log.write(self.state.step, {"held_out": figures})
+            self.log.say(f"step {self.state.step}: {told(figures)}")
+
+    def save(self, due: bool = False) -> None:
+        """Write a checkpoint. One that was merely due may fail: the run goes on, and the next one is tried."""
+        self.state.seconds = time.monotonic() - self.clock
+        if self.setup.accelerator.is_main_process:
+            try:
+                head, optimizer = self.setup.head, self.setup.optimizer
+                checkpoints.save(self.recipe.run, self.state, head, optimizer, self.recipe.save.keep)
+            except UserError as error:
+                if not due:
+                    raise
+                self.log.say(f"training goes on, but the checkpoint of step {self.state.step} was not written: {error}")
+
+    def finish(self) -> None:
+        """Evaluate, save, and write the head."""
+        if not self.state.finished:
+            if self.window.tokens:
+                self.report()
+            if self.evaluated != self.state.step:
+                self.evaluate()
+            self.state.finished = True
+            self.save()
+        if self.setup.accelerator.is_main_process:
+            folder, made = self.recipe.run / checkpoints.HEAD, provenance(self.setup, self.state)
+            save_head(self.setup.head, folder, provenance=made)
+        self.setup.accelerator.wait_for_everyone()
+
+
+def optimize(
+    setup: Setup, batches: Sequence[Batch], counts: Tensor, lr: float, step: int
+) -> tuple[list[Result], float]:
+    """One optimizer step over all its forwards; what they came to, and the gradient's norm before it is clipped.
+
+    Args:
+        counts: (D,) supervised positions of the step, over all processes.
+        step: steps taken before; determines the random numbers.
+
+    Raises:
+        UserError: the gradient is not finite, or zero; the head keeps its weights.
+    """
+    accelerator, world = setup.accelerator, setup.accelerator.num_processes
+    torch.manual_seed((setup.recipe.seed * 1_000_003 + step) * world + accelerator.process_index)
+    for group in setup.optimizer.param_groups:
+        group["lr"] = lr
+    scale = (world / counts.clamp(min=1)).to(accelerator.device)  # (D,); many processes average their gradients
+    results = []
+    for number, batch in enumerate(batches, 1):
+        batch = batch.to(accelerator.device)
+        features = setup.objective.features(batch)
+        with nullcontext() if number == len(batches) else accelerator.no_sync(setup.wrapped):
+            result = setup.wrapped(batch, features, scale)
+            accelerator.backward(result.total)
+        results.append(result)
+    norm = float(accelerator.clip_grad_norm_(setup.parameters, setup.recipe.optim.clip or float("inf")))
+    check_gradient(setup, batches, norm, step)
+    setup.optimizer.step()
+    setup.optimizer.zero_grad()
+    return results, norm
+
+
+def provenance(setup: Setup, state: State) -> dict[str, Any]:
+    """What the head's files say of its training; names of files, no paths."""
+    recipe = setup.recipe
+    return {
+        "data": [Path(name).name for name in recipe.data.train],
+        "rows": len(setup.rows),
+        "steps": state.step,
+        "tokens": state.tokens,
+        "loss": recipe.loss.name,
+        "depths": setup.objective.depths,
+        "lr": recipe.optim.lr,
+        "step": f"{recipe.batch.tokens} tokens" if recipe.batch.tokens else f"{recipe.batch.rows} rows",
+        "seed": recipe.seed,
+        "held_out": state.held_out,
+    }

@@ -1,0 +1,234 @@
+"""The settings of a run: what is trained, on what, how, and what is measured meanwhile.
+
+The docstring under a field is its help, on the command line and in the docs. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import settings
+from ..errors import UserError
+
+
+@dataclass
+class DataSettings:
+    """What is learned from."""
+
+    train: list[str] = field(default_factory=lambda: ["shipped"])
+    """Files of chats, `shipped` for the conversations that come with headstart, or one folder made by data prepare."""
+    max_length: int = 1024
+    """Tokens of a row; what lies behind them is cut off, and a row with nothing supervised left is dropped."""
+    held_out: float = 0.02
+    """Share of the conversations that is kept for evaluation; a hash of each decides, whatever file it stands in."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_length >= 3, "data.max_length", self.max_length, "3 or more: two to stand on, one to propose")
+        _require(0 <= self.held_out < 1, "data.held_out", self.held_out, "a share from 0 to below 1")
+
+
+@dataclass
+class LossSettings:
+    """What is minimised: the mean over the anchors of each depth, then over depths by their weights."""
+
+    name: Literal["soft", "hard"] = "soft"
+    """soft: cross-entropy with what the backbone says over the draft vocabulary; hard: with the tokens of the data."""
+    depths: int | None = None
+    """Drafted tokens that are trained; without it, all that a Medusa head has, and 3 for a head that unrolls."""
+    decay: float = 0.8
+    """Weight of a depth, as a multiple of that of the depth before."""
+
+    def __post_init__(self) -> None:
+        _require(self.depths is None or self.depths >= 1, "loss.depths", self.depths, "1 or more")
+        _require(self.decay > 0, "loss.decay", self.decay, "above 0")
+
+
+@dataclass
+class BatchSettings:
+    """Rows of an optimizer step, and how they are dealt out to forwards. Gradients do not depend on the latter."""
+
+    rows: int = 16
+    """Rows of an optimizer step, over all processes and accumulated forwards."""
+    tokens: int | None = None
+    """Tokens of an optimizer step instead: rows are added until they have as many."""
+    forward_rows: int | None = None
+    """The most rows of one forward; a step is accumulated over as many forwards as that takes."""
+    forward_tokens: int = 4096
+    """The most tokens of one forward, padding counted (one row may be longer)."""
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "tokens", "forward_rows", "forward_tokens"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"batch.{name}", value, "1 or more")
+
+
+@dataclass
+class OptimSettings:
+    """AdamW, linear warm-up, then a cosine that ends with the last step."""
+
+    lr: float = 1e-4
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's two averages."""
+    weight_decay: float = 0.0
+    """AdamW's decay of matrices; vectors (norms, biases) have none."""
+    warmup: float = 0.03
+    """Linear warm-up: below 1 a share of the run, from 1 on optimizer steps."""
+    final: float = 0.05
+    """Learning rate of the last step, as a share of the peak."""
+    clip: float | None = 0.5
+    """Largest norm of the gradient; longer ones are scaled down. null: never."""
+    epochs: int = 1
+    """Times that each row is seen."""
+    max_steps: int | None = None
+    """End after this many optimizer steps instead, in however many epochs that takes."""
+    max_minutes: float | None = None
+    """End after this much wall time at the latest; where the clock is ahead of the steps, the schedule follows it."""
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0, "optim.lr", self.lr, "above 0")
+        _require(all(0 <= beta < 1 for beta in self.betas), "optim.betas", self.betas, "numbers from 0 to below 1")
+        _require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
+        _require(self.warmup >= 0, "optim.warmup", self.warmup, "0 or more")
+        _require(0 <= self.final <= 1, "optim.final", self.final, "a share from 0 to 1")
+        for name in ("clip", "max_minutes"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"optim.{name}", value, "above 0, or null")
+        _require(self.epochs >= 1, "optim.epochs", self.epochs, "1 or more")
+        _require(self.max_steps is None or self.max_steps >= 1, "optim.max_steps", self.max_steps, "1 or more")
+
+
+@dataclass
+class PrecisionSettings:
+    """Number formats. The head's own weights and the optimizer's state are fp32 always."""
+
+    backbone: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Of the frozen backbone; auto: bfloat16 where the machine multiplies it fast, else float32."""
+    autocast: Literal["auto", "bf16", "no"] = "auto"
+    """Of the head's matrix products; auto: bf16 where the machine multiplies it fast, else fp32."""
+
+
+@dataclass
+class LogSettings:
+    """What is written down on the way."""
+
+    every: int = 10
+    """Optimizer steps between two lines of metrics.jsonl."""
+    trackers: list[str] = field(default_factory=list)
+    """wandb, tensorboard, trackio or another tracker that accelerate knows, besides metrics.jsonl."""
+    project: str = "headstart"
+    """Project name for the trackers."""
+    rows: bool = False
+    """Write the key of every row that a step trains on to rows.jsonl."""
+
+    def __post_init__(self) -> None:
+        _require(self.every >= 1, "log.every", self.every, "1 or more")
+
+
+@dataclass
+class SaveSettings:
+    """Checkpoints, from which a run goes on by itself."""
+
+    every: int = 200
+    """Optimizer steps between two checkpoints; the end and an interruption have one in any case."""
+    keep: int = 2
+    """Checkpoints that stay; older ones are removed."""
+
+    def __post_init__(self) -> None:
+        _require(self.every >= 1, "save.every", self.every, "1 or more")
+        _require(self.keep >= 1, "save.keep", self.keep, "1 or more")
+
+
+@dataclass
+class EvaluateSettings:
+    """What is measured on held-out conversations, at the end and on the way."""
+
+    every: int | None = 200
+    """Optimizer steps between two evaluations; null: only at the end."""
+    rows: int = 64
+    """Held-out rows for loss, accuracy by depth and the estimate of acceptance length."""
+    prompts: int = 8
+    """Held-out prompts that are answered with the head, for the measured acceptance length."""
+    max_new_tokens: int = 64
+    """Tokens of each answer."""
+    tree: str | None = None
+    """Form of the drafts, such as chain:4 or dynamic:4x4x8; without it, a chain of the trained depths."""
+
+    def __post_init__(self) -> None:
+        _require(self.every is None or self.every >= 1, "evaluate.every", self.every, "1 or more, or null")
+        _require(self.rows >= 0, "evaluate.rows", self.rows, "0 or more")
+        _require(self.prompts >= 0, "evaluate.prompts", self.prompts, "0 or more")
+        _require(self.max_new_tokens >= 2, "evaluate.max_new_tokens", self.max_new_tokens, "2 or more")
+
+
+@dataclass
+class Recipe:
+    """A training run."""
+
+    backbone: str
+    """The frozen model: a built-in name (smollm2-135m), a folder, or a Hub id."""
+    run: Path
+    """Folder of the run: checkpoints, metrics, and the trained head in `head` under it. A run that is there goes on."""
+    method: str = "eagle3"
+    """What is trained: eagle3 or medusa."""
+    head: dict[str, Any] = field(default_factory=dict)
+    """Fields of the method's config that are to differ from what follows from the backbone, such as num_heads: 3."""
+    draft_vocab: int | None = None
+    """Tokens that the head can propose, the most frequent supervised ones; null: all."""
+    seed: int = 0
+    """Of the head's first weights and the order of the rows."""
+    revision: str | None = None
+    """Branch, tag or commit of a backbone on the Hub."""
+    data: DataSettings = field(default_factory=DataSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    precision: PrecisionSettings = field(default_factory=PrecisionSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    save: SaveSettings = field(default_factory=SaveSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+
+    def __post_init__(self) -> None:
+        size = self.draft_vocab
+        _require(size is None or size >= 1, "draft_vocab", size, "1 or more, or null")
+
+
+FREE = ("run", "log", "save", "evaluate")
+"""Settings that leave the weights as they are, so that a run may go on with others."""
+
+
+def load_recipe(recipe: Recipe | str | Path, overrides: Mapping[str, Any] | Iterable[str] = ()) -> Recipe:
+    """A recipe from its YAML file, or from one in memory, with overrides (`optim.lr=1e-4`).
+
+    Raises:
+        UserError: the file is missing, a key is unknown, or a value is impossible.
+    """
+    if not isinstance(recipe, Recipe):
+        return settings.load(Recipe, recipe, overrides)
+    changed = overrides if isinstance(overrides, Mapping) else dict(one.split("=", 1) for one in overrides)
+    return settings.load(Recipe, None, {**dict(_flat(settings.dump(recipe))), **changed})
+
+
+def differences(before: Recipe, now: Recipe) -> Iterator[tuple[str, Any, Any]]:
+    """Key, old and new value of each setting in which two recipes differ and which the weights depend on."""
+    old, new = dict(_flat(settings.dump(before))), dict(_flat(settings.dump(now)))
+    for key in sorted(old.keys() | new.keys()):
+        # text and number of the same spelling (an override of a head field, and the file's) are one value
+        if key.split(".")[0] not in FREE and str(old.get(key)) != str(new.get(key)):
+            yield key, old.get(key), new.get(key)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise UserError(f"{name} is {value}; expected {wanted}")

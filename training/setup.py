@@ -1,0 +1,189 @@
+"""Everything that a recipe names, loaded and checked: backbone, rows, head, objective, optimizer.
+
+The training room loads by name itself, because device and order of loading belong to the run: the accelerator comes
+first, then the backbone on its device, then rows by its tokenizer, and the head last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..data.prepare import META, PrepareSettings, load_prepared, prepare, tokenizer_of
+from ..errors import UserError, nearest
+from ..files import cache_folder, text_hash
+from ..heads import chat
+from ..heads.backbone import Backbone
+from ..heads.base import DraftHead
+from ..heads.load import load_backbone
+from ..heads.methods import METHODS
+from ..heads.vocab import DraftVocab
+from .batches import Batches, Rows, split
+from .objective import Objective
+from .recipe import DataSettings, OptimSettings, Recipe
+from .schedule import Schedule
+
+
+@dataclass
+class Setup:
+    """A run, ready to start."""
+
+    recipe: Recipe
+    accelerator: Any
+    backbone: Backbone
+    rows: Rows
+    """Trained on."""
+    held_out: Rows
+    dropped: int
+    """Rows with nothing supervised within max_length."""
+    head: DraftHead
+    objective: Objective
+    wrapped: nn.Module
+    """The objective as it has to be called in training."""
+    optimizer: Any
+    batches: Batches
+    schedule: Schedule
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained."""
+        return [one for one in self.head.parameters() if one.requires_grad]
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint depends on besides the recipe, by the words a message uses."""
+        return {
+            "the backbone's weights": self.backbone.fingerprint(),
+            "the rows trained on": self.rows.hash(),
+            "the number of processes": self.accelerator.num_processes,
+        }
+
+
+def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
+    """Load what the recipe names.
+
+    Args:
+        backbone: one in memory, as it is; None: the one that the recipe names.
+
+    Raises:
+        UserError: a name, file or value is wrong, or the parts do not fit together.
+    """
+    method = _method(recipe)
+    accelerator = _accelerator(recipe)
+    device: torch.device = accelerator.device
+    fast = _fast_bf16(device)
+    backbone = backbone or _backbone(recipe, device, fast)
+    backbone.model.requires_grad_(False)
+    with accelerator.main_process_first():
+        prepared = _rows(recipe.data, backbone)
+    trained, held = split(prepared.keys, recipe.data.held_out)
+    rows, held_out = (prepared.select(part).trimmed(recipe.data.max_length) for part in (trained, held))
+    batches = Batches(rows, recipe.batch, recipe.seed, rank=accelerator.process_index, world=accelerator.num_processes)
+    head = _head(recipe, method, backbone, rows)
+    autocast = fast if recipe.precision.autocast == "auto" else recipe.precision.autocast == "bf16"
+    objective = Objective(head, recipe.loss, autocast=autocast)
+    wrapped, optimizer = accelerator.prepare(objective, _optimizer(head, recipe.optim))
+    return Setup(
+        recipe=recipe,
+        accelerator=accelerator,
+        backbone=backbone,
+        rows=rows,
+        held_out=held_out,
+        dropped=len(prepared) - len(rows) - len(held_out),
+        head=head,
+        objective=objective,
+        wrapped=wrapped,
+        optimizer=optimizer,
+        batches=batches,
+        schedule=Schedule(recipe.optim, recipe.optim.max_steps or batches.steps(recipe.optim.epochs)),
+    )
+
+
+def _method(recipe: Recipe) -> type[DraftHead]:
+    """The method's class; an unknown one, or an unknown field of it, is said before anything is loaded."""
+    if recipe.method not in METHODS:
+        hint = _hint(recipe.method, METHODS)
+        raise UserError(f"method is {recipe.method!r}; choose one of {', '.join(METHODS)}{hint}")
+    method = METHODS[recipe.method]
+    known = [one.name for one in fields(method.config_class)]
+    for name in recipe.head:
+        if name == "draft_vocab_size":
+            raise UserError(f"head.{name}: the draft vocabulary is counted from the rows; set draft_vocab instead")
+        if name not in known:
+            hint = _hint(name, known)
+            raise UserError(f"unknown setting head.{name}: {recipe.method} has {', '.join(known)}{hint}")
+    return method
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+def _accelerator(recipe: Recipe) -> Any:
+    from accelerate import Accelerator
+
+    asked = recipe.log.trackers
+    try:
+        accelerator = Accelerator(mixed_precision="no", log_with=asked or None, project_dir=str(recipe.run))
+    except ValueError as error:  # a name that accelerate does not know
+        raise UserError(f"log.trackers is {asked}: {error}") from None
+    missing = [name for name in asked if name not in map(str, accelerator.log_with)]
+    if missing:
+        raise UserError(f"log.trackers names {missing[0]}, which is not installed: pip install {missing[0]}")
+    return accelerator
+
+
+def _fast_bf16(device: torch.device) -> bool:
+    """Does this device multiply bf16 faster than fp32?"""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu":
+        return False
+    tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, test, lambda: False)() for test in tests)
+
+
+def _backbone(recipe: Recipe, device: torch.device, fast: bool) -> Backbone:
+    name = recipe.precision.backbone
+    dtype = ("bfloat16" if fast else "float32") if name == "auto" else name
+    return load_backbone(recipe.backbone, dtype=dtype, device=device, revision=recipe.revision)
+
+
+def _rows(data: DataSettings, backbone: Backbone) -> Rows:
+    """The prepared rows. Chats are prepared in the cache, and found there again as long as nothing of them changes."""
+    given = [Path(name).resolve() if Path(name).exists() else name for name in data.train]
+    folders = [name for name in data.train if (Path(name) / META).is_file()]
+    if folders and len(given) > 1:
+        raise UserError(f"data.train names {folders[0]}, which is prepared; give it alone, or give chats only")
+    if folders:
+        return Rows.of(load_prepared(folders[0], backbone))
+    asked = json.dumps([list(map(str, given)), data.max_length, chat.fingerprint(tokenizer_of(backbone))])
+    out = cache_folder() / "prepared" / text_hash(asked)[:16]
+    prepare(backbone, PrepareSettings(input=data.train, out=out, max_length=data.max_length))
+    return Rows.of(load_prepared(out, backbone))
+
+
+def _head(recipe: Recipe, method: type[DraftHead], backbone: Backbone, rows: Rows) -> DraftHead:
+    vocab = None
+    if recipe.draft_vocab is not None and recipe.draft_vocab != backbone.vocab_size:
+        pairs = ((ids.astype(np.int64), mask) for ids, mask in (rows[row] for row in range(len(rows))))
+        vocab = DraftVocab.count(pairs, backbone.vocab_size, recipe.draft_vocab)
+    torch.manual_seed(recipe.seed)
+    return method.build(backbone, vocab=vocab, **recipe.head).train()
+
+
+def _optimizer(head: DraftHead, settings: OptimSettings) -> torch.optim.Optimizer:
+    """AdamW over the head's parameters alone; weight decay is for matrices."""
+    trained = [one for one in head.parameters() if one.requires_grad]
+    groups: Sequence[dict[str, Any]] = [
+        {"params": [one for one in trained if one.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [one for one in trained if one.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([one for one in groups if one["params"]], lr=settings.lr, betas=settings.betas, fused=True)
