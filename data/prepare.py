@@ -34,7 +34,7 @@ from .store import (
     summary,
     tokenizer_of,
 )
-from .turns import Unmaskable
+from .turns import OTHERWISE, Unmaskable
 
 __all__ = ["META", "PrepareSettings", "load_prepared", "prepare", "read_meta", "tokenizer_of"]
 
@@ -182,7 +182,7 @@ def _write(masker: Masker, settings: PrepareSettings, folder: Path) -> _Tally:
         UserError: the set cannot be used.
     """
     work = functools.partial(outcome_of, masker, settings.max_length)
-    rows, tally = raw_rows(sources_of(settings.input)), _Tally(settings)
+    rows, tally = raw_rows(sources_of(settings.input)), _Tally(settings, masker.template)
     writer = RowWriter(folder)
     with Listing(folder) as listing, Progress(None, "rows", "prepare") as progress:
         for outcome in mapped(work, rows, settings.workers):
@@ -198,8 +198,8 @@ def _write(masker: Masker, settings: PrepareSettings, folder: Path) -> _Tally:
 class _Tally:
     """Adds up outcomes, and says whether the set can be used. Holds a hash of each chat, and the first bad rows."""
 
-    def __init__(self, settings: PrepareSettings):
-        self.settings = settings
+    def __init__(self, settings: PrepareSettings, template: str):
+        self.settings, self.template = settings, template
         self.total, self.notes, self.keys = Counter[str](), Counter[str](), Counter[bytes]()
         self.skipped, self.lost, self.empty = Faults(), Faults(), Faults()
 
@@ -227,7 +227,7 @@ class _Tally:
             raise UserError(f"{self.skipped.told()}\nAccepted rows: {SHAPES}")
         if not self.total["rows"]:
             why = f"{self.skipped.told()}\nAccepted rows: {SHAPES}" if self.skipped.counts else "there is none"
-            raise UserError(f"no row is left to train on; {why}")
+            raise UserError(f"no row is left to train on; {why}{self._hint()}")
 
     def counts(self) -> dict[str, Any]:
         names = ("rows", "tokens", "supervised", "truncated", "split", "lost", "cuts")
@@ -244,7 +244,14 @@ class _Tally:
         if self.skipped.counts:
             print(self.skipped.told())
         if self.lost.counts:
-            print(self.lost.told("with turns that are not supervised"))
+            print(self.lost.told("with turns that are not supervised") + self._hint())
+
+    def _hint(self) -> str:
+        """What may help against replies that are opened otherwise than written."""
+        found = self.skipped.counts[OTHERWISE] + self.lost.counts[OTHERWISE]
+        if not found or self.settings.thinking is not None or "thinking" not in self.template:
+            return ""
+        return "\nThe template knows of thinking: say how the server will have it, with --thinking or --no-thinking"
 
 
 def _source(tokenizer: Any, settings: PrepareSettings) -> dict[str, Any]:

@@ -25,6 +25,7 @@ Message = dict[str, Any]
 
 NO_REPLY = "no reply"
 REFUSED = "the template refuses it"
+OTHERWISE = "the template writes a reply otherwise than a server would open it"
 PROBE, NEXT = "qzreplyzq", "qznextzq"  # a reply and a question that no template changes
 LOOKS = r"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,60}\]|〈[^〈〉\s]{1,60}〉"  # how special tokens are spelled
 CLOSES = re.compile(r"end|eo[stm]|stop|return|call|sep|^</|^\[/", re.IGNORECASE)
@@ -148,7 +149,7 @@ class Turns:
         whole = self._render(messages[: k + 1], tools)
         same = _alike(before, whole)
         raise Unmaskable(
-            "the template writes a reply otherwise than a server would open it",
+            OTHERWISE,
             f"message {k + 1} of {len(messages)}: a server sends {before[same:][:40]!r} where the chat has "
             f"{whole[same:][:40]!r}",
         )

@@ -170,6 +170,18 @@ def test_turns_that_cannot_be_supervised_are_listed(tmp_path: Path, capsys: pyte
     assert "1 turns not supervised" in printed
     assert "row 2: the template writes a reply otherwise than a server would open it (message 4 of 4" in printed
     assert len(list(read_jsonl(tmp_path / "out" / "skipped.jsonl"))) == 1
+    assert "--thinking" not in printed
+
+
+def test_a_template_that_knows_of_thinking_is_asked_how(tmp_path: Path) -> None:
+    """It closes an empty thought for replies to come unless thinking is on, and writes none."""
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}<assistant>{{ '' if enable_thinking else '<none>' }}{% endif %}"
+    write_jsonl(tmp_path / "a.jsonl", chats(1))
+    settings = PrepareSettings([str(tmp_path / "a.jsonl")], tmp_path / "out")
+    with pytest.raises(UserError, match=r"a server sends '<none>'.*\n.*\nThe template knows of thinking: .*--thinking"):
+        prepare(tokenizer_with(template), settings)
+    assert prepare(tokenizer_with(template), replace(settings, thinking=True))["counts"]["rows"] == 1
 
 
 def test_another_template_is_recorded_and_warned_of(source: Path, tmp_path: Path) -> None:
