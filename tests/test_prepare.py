@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,26 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path, monkeypatch: pyte
         prepare(tokenizer_with(THOUGHTS), PrepareSettings([str(tmp_path / "a.jsonl")], out, workers=workers))
         made[workers] = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "state.json"}
     assert made[1] == made[2] == made[4]
+
+
+def spent() -> float:
+    """Processor time of this process and of those that have ended, in seconds."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+@pytest.mark.slow
+def test_two_workers_spend_little_more_than_one(tmp_path: Path) -> None:
+    """So that two of them, with a core each, are never slower than one."""
+    write_jsonl(tmp_path / "a.jsonl", chats(10_000))
+    seconds, made = {}, {}
+    for workers in (1, 2):
+        out, before = tmp_path / f"out{workers}", spent()
+        prepare(tokenizer(), PrepareSettings([str(tmp_path / "a.jsonl")], out, workers=workers))
+        seconds[workers] = spent() - before
+        made[workers] = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "state.json"}
+    assert made[1] == made[2]
+    assert seconds[2] <= 1.3 * seconds[1]
 
 
 def test_plain_texts_are_rows(tmp_path: Path) -> None:
