@@ -163,7 +163,7 @@ class Turns:
             end = len(after.rstrip())
         else:
             raise Unmaskable("the end of a reply cannot be found", f"message {k + 1}")
-        calls = [call["function"]["name"] for call in messages[k].get("tool_calls", [])]
+        calls = [call.get("function", call).get("name", "") for call in messages[k].get("tool_calls") or []]
         if end <= len(before) or not all(name in after[len(before) :] for name in calls):
             what = "the tool calls of a reply" if calls else "a reply"
             raise Unmaskable(f"the template leaves {what} out", f"message {k + 1}")
@@ -242,8 +242,8 @@ class Turns:
                 made.notes["replies whose reasoning the template leaves out"] += 1
 
     def _leaves_out(self, text: str, messages: Sequence[Message], tools: chat.Tools | None, k: int) -> bool:
-        content = messages[k]["content"].strip()
-        if not content:
+        content = messages[k].get("content")
+        if not isinstance(content, str) or not (content := content.strip()):
             return False
         if len(content) > 8 and (content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text):
             return False
