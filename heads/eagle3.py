@@ -100,8 +100,12 @@ class Eagle3(DraftHead):
         self._rotary: Rotary | None = None
 
     def seed(self) -> None:
-        """The logits start as the backbone makes them: its projection rows, behind the scale of its final norm."""
+        """The logits start as the backbone makes them: its projection rows, behind the scale of its final norm. The
+        fused states start close to the highest tap, which is the one nearest to them."""
         backbone = self.backbone
+        width = self.config.hidden_size
+        self.fc.weight.mul_(0.1)
+        self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device)
         self.lm_head.weight.copy_(self.vocab.rows(backbone.output_weight))
         signs = torch.ones(self.config.hidden_size, device=backbone.device, dtype=backbone.dtype)
         signs[1::2] = -1  # mean 0 and mean square 1, so that any norm leaves its own weights, and a bias cancels below

@@ -32,7 +32,7 @@ from .tree import Chain, Dynamic, Shape, Tree, limited, parse_shape
 from .verify import match
 
 PREFILL = 512  # positions of one prefill forward: bounds the memory of masks and activations
-DEFAULT_SHAPE = Dynamic(depth=4, top_k=4, nodes=8)
+DEFAULT_SHAPE = Dynamic(depth=3, top_k=3, nodes=6)
 DEFAULT_LOOKUP = 5
 
 

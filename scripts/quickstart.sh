@@ -31,7 +31,7 @@ say "training an EAGLE-3 head (configs/quickstart.yaml)"
 "$headstart" train configs/quickstart.yaml "run=$run" "$@"
 
 head=$run/head
-pair=(--backbone smollm2-135m --head "$head")
+pair=(--backbone smollm2-135m --head "$head" --tree dynamic:2x3x4) # a small tree suits a young head
 say "plain and drafted, side by side"
 for prompt in \
   "Can you explain how a bicycle stays upright while it moves?" \

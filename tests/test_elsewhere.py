@@ -24,9 +24,6 @@ def told() -> str:
     return done.stdout
 
 
-BROKEN = pytest.mark.xfail(strict=True, reason="training/loop.py, Run.agree: the counts it returns stay on the device")
-
-
-@pytest.mark.parametrize("case", ["mixtures", "generation", "sampling", pytest.param("training", marks=BROKEN)])
+@pytest.mark.parametrize("case", ["mixtures", "generation", "sampling", "training"])
 def test_nothing_of_the_cpu_is_met_elsewhere(told: str, case: str) -> None:
     assert f"ok {case}" in told.splitlines(), told

@@ -110,7 +110,7 @@ class Run:
         counts = sum((objective.counts(batch) for batch in batches), torch.zeros(objective.depths))
         own = torch.cat((torch.tensor([seconds, float(stop)]), counts))
         agreed = accelerator.reduce(own.to(accelerator.device), "sum")
-        return float(agreed[0]), bool(agreed[1] > 0), agreed[2:]
+        return float(agreed[0]), bool(agreed[1] > 0), agreed[2:].cpu()
 
     def step(self, batches: Sequence[Batch], counts: Tensor, seconds: float) -> None:
         """One optimizer step, and what is due behind it."""
@@ -203,7 +203,7 @@ def optimize(
     accelerator, world = setup.accelerator, setup.accelerator.num_processes
     torch.manual_seed((setup.recipe.seed * 1_000_003 + step) * world + accelerator.process_index)
     for group in setup.optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["share"]
     scale = (world / counts.clamp(min=1)).to(accelerator.device)  # (D,); many processes average their gradients
     results = []
     for number, batch in enumerate(batches, 1):

@@ -7,7 +7,7 @@ first, then the backbone on its device, then rows by its tokenizer, and the head
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from ..heads.methods import METHODS
 from ..heads.vocab import DraftVocab
 from .batches import Batches, Rows, split
 from .objective import Objective
-from .recipe import DataSettings, OptimSettings, Recipe
+from .optimizer import build_optimizer
+from .recipe import DataSettings, Recipe
 from .schedule import Schedule
 
 
@@ -88,7 +89,7 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     head = _head(recipe, method, backbone, rows)
     autocast = fast if recipe.precision.autocast == "auto" else recipe.precision.autocast == "bf16"
     objective = Objective(head, recipe.loss, autocast=autocast)
-    wrapped, optimizer = accelerator.prepare(objective, _optimizer(head, recipe.optim))
+    wrapped, optimizer = accelerator.prepare(objective, build_optimizer(head, recipe.optim))
     return Setup(
         recipe=recipe,
         accelerator=accelerator,
@@ -177,13 +178,3 @@ def _head(recipe: Recipe, method: type[DraftHead], backbone: Backbone, rows: Row
         vocab = DraftVocab.count(pairs, backbone.vocab_size, recipe.draft_vocab)
     torch.manual_seed(recipe.seed)
     return method.build(backbone, vocab=vocab, **recipe.head).train()
-
-
-def _optimizer(head: DraftHead, settings: OptimSettings) -> torch.optim.Optimizer:
-    """AdamW over the head's parameters alone; weight decay is for matrices."""
-    trained = [one for one in head.parameters() if one.requires_grad]
-    groups: Sequence[dict[str, Any]] = [
-        {"params": [one for one in trained if one.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [one for one in trained if one.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([one for one in groups if one["params"]], lr=settings.lr, betas=settings.betas, fused=True)

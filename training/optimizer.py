@@ -1,0 +1,87 @@
+"""Optimizers of a head: AdamW, or Muon for its inner matrices with AdamW for the rest.
+
+Every parameter group has a `share`: its learning rate is that of the schedule times this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import UserError
+from ..heads.base import DraftHead
+from .recipe import OptimSettings
+
+Group = dict[str, Any]
+
+
+def build_optimizer(head: DraftHead, settings: OptimSettings) -> Optimizer:
+    """An optimizer over the trained parameters of a head, and over nothing else.
+
+    Raises:
+        UserError: the installed torch has no Muon.
+    """
+    named = [(name, one) for name, one in head.named_parameters() if one.requires_grad]
+    if settings.name == "adamw":
+        return _adamw([one for _, one in named], settings)
+    inner = [one for name, one in named if one.ndim == 2 and not name.startswith("lm_head")]
+    others = [one for _, one in named if not any(one is other for other in inner)]
+    return Joint(_muon(inner, settings), _adamw(others, settings))
+
+
+class Joint(Optimizer):
+    """Two optimizers as one: their groups side by side, their states one behind the other."""
+
+    def __init__(self, *parts: Optimizer) -> None:
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        for part in parts:  # one set of groups: a learning rate set here is set there
+            count = len(part.param_groups)
+            part.param_groups = self.param_groups[:count]
+            self.param_groups = self.param_groups[count:] + part.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None if closure is None else closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
+def _adamw(parameters: list[nn.Parameter], settings: OptimSettings) -> Optimizer:
+    """Weight decay is for matrices."""
+    groups: list[Group] = [
+        {"params": [one for one in parameters if one.ndim > 1], "weight_decay": settings.weight_decay, "share": 1.0},
+        {"params": [one for one in parameters if one.ndim <= 1], "weight_decay": 0.0, "share": 1.0},
+    ]
+    return torch.optim.AdamW([one for one in groups if one["params"]], lr=settings.lr, betas=settings.betas, fused=True)
+
+
+def _muon(parameters: list[nn.Parameter], settings: OptimSettings) -> Optimizer:
+    """Momentum that is orthogonalised before it moves a matrix (Jordan et al. 2024), by torch's own implementation.
+
+    The update is scaled to the size of AdamW's (Liu et al., arXiv 2502.16982, section 2.2), so that learning rates of
+    the two compare.
+    """
+    muon = getattr(torch.optim, "Muon", None)
+    if muon is None:
+        raise UserError(
+            f"optim.name is muon, which torch {torch.__version__} does not have; torch 2.9 does, or use adamw"
+        )
+    groups: list[Group] = [{"params": parameters, "share": settings.muon_share}]
+    made: Optimizer = muon(
+        groups, lr=settings.lr, weight_decay=settings.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    return made
