@@ -99,7 +99,7 @@ def load_head(
     """A head from a folder or a Hub id.
 
     Args:
-        source: for example "runs/eagle3" or "user/name".
+        source: the folder of a head or of the run that trained it, or "user/name".
         backbone: what it is to be bound to; None: `head.bind` has to be called before it is used.
         dtype: None: the backbone's; without one, as stored.
         device: None: the backbone's; without one, the CPU.
@@ -126,9 +126,10 @@ _FILES = {_CONFIG, _WEIGHTS, _CARD}
 
 
 def _folder(source: str | Path, revision: str | None) -> Path:
-    """The folder of a source; a Hub repository is fetched, configs and safetensors only."""
+    """The folder of a source, for a run that of its head; a Hub repository is fetched, configs and safetensors only."""
     if Path(source).is_dir():
-        return Path(source)
+        inner = Path(source) / "head"
+        return inner if (inner / _CONFIG).is_file() and not (Path(source) / _CONFIG).exists() else Path(source)
     if not isinstance(source, str) or source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise UserError(
             f"{source}: no such folder; a head is a folder that headstart wrote, or a Hub id like user/name"

@@ -26,6 +26,20 @@ SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsi
 """Options that ask for a draw: given one of them (and temperature above 0), do_sample need not be said."""
 
 
+REFUSED = {
+    "num_return_sequences": 1,
+    "stop_strings": None,
+    "max_time": None,
+    "watermarking_config": None,
+    "output_scores": False,
+    "output_logits": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "return_dict_in_generate": False,
+}
+"""Options of `generate` that would be ignored here, with the value that asks for nothing."""
+
+
 def gumbel_noise(seed: int, sample: int, position: int, size: int) -> Tensor:
     """(V,) float64 standard Gumbel noise that (seed, sample, position) alone determine.
 
@@ -81,7 +95,6 @@ class Sampler:
             config, unknown = model._prepare_generation_config(generation_config, **options)
         except (ValueError, TypeError) as error:
             raise UserError(f"generation options: {error}") from error
-        unknown = {name: value for name, value in unknown.items() if not name.startswith("output_")}
         if unknown:
             raise UserError(f"generation options not known or not supported: {', '.join(sorted(unknown))}")
         _refuse_unsupported(config)
@@ -105,7 +118,7 @@ class Sampler:
         return cls(
             processors=processors,
             greedy=not config.do_sample,
-            seed=draw_seed() if seed is None else seed,
+            seed=seed if seed is not None else draw_seed() if config.do_sample else 0,
             sample=sample,
             max_new_tokens=limit,
             eos=frozenset() if eos is None else frozenset(eos.tolist()),
@@ -159,6 +172,9 @@ def _refuse_unsupported(config: GenerationConfig) -> None:
         raise UserError(
             f"guidance_scale={config.guidance_scale} is not supported: it needs a second, unconditional text"
         )
+    for name, neutral in REFUSED.items():
+        if getattr(config, name, None) not in (None, False, neutral):
+            raise UserError(f"{name}={getattr(config, name)!r} is not supported")
 
 
 def _limit(config: GenerationConfig, prompt: int, has_length: bool) -> int:

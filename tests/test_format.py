@@ -343,3 +343,13 @@ def test_an_unreachable_hub_is_said_plainly(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UserError, match="user/none: no such folder, and not to be had from the Hub"):
         load_head("user/none")
+
+
+def test_the_folder_of_a_run_stands_for_its_head(tmp_path):
+    backbone = zoo.backbone()
+    saved = METHODS["medusa"].build(backbone)
+    save_head(saved, tmp_path / "run" / "head")
+    (tmp_path / "run" / "recipe.yaml").write_text("method: medusa\n")
+    loaded = load_head(tmp_path / "run", backbone)
+    for name, value in saved.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[name]), name

@@ -79,6 +79,7 @@ def test_an_unseeded_draw_follows_torchs_generator() -> None:
     first = Sampler.from_options(backbone, [5], temperature=1.0).seed
     assert Sampler.from_options(backbone, [5], temperature=1.0).seed != first
     torch.manual_seed(3)
+    Sampler.from_options(backbone, [5])  # greedy: nothing is drawn
     assert Sampler.from_options(backbone, [5], temperature=1.0).seed == first
 
 
@@ -87,6 +88,9 @@ def test_an_unseeded_draw_follows_torchs_generator() -> None:
     [
         ({"num_beams": 2}, "beam"),
         ({"guidance_scale": 2.0}, "guidance_scale"),
+        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences"),
+        ({"stop_strings": ["red"]}, "stop_strings"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
         ({"no_such_option": 1}, "no_such_option"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_length": 1}, "the prompt alone has 1"),
