@@ -49,7 +49,7 @@ def _wrapped(text: str, column: int) -> list[str]:
     lines: list[str] = []
     for line in text.expandtabs(4).splitlines():
         clean = "".join(c for c in line if unicodedata.category(c)[0] != "C")
-        lines += textwrap.wrap(clean, column // _widest(clean), drop_whitespace=False) or [""]
+        lines += textwrap.wrap(clean, column // _widest(clean)) or [""]
     return lines
 
 
