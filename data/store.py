@@ -112,7 +112,11 @@ def load_prepared(folder: str | Path, tokenizer: Any = None) -> Dataset:
     meta = read_meta(folder)
     if tokenizer is not None:
         _check_origin(folder, meta["source"], chat.fingerprint(tokenizer_of(tokenizer)))
-    return load_from_disk(str(folder)).with_format("numpy")
+    try:
+        return load_from_disk(str(folder)).with_format("numpy")
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{folder}: is damaged ({reason}); remove it, and prepare the chats again") from None
 
 
 def _check_origin(folder: Path, source: Mapping[str, Any], now: Mapping[str, str]) -> None:

@@ -63,6 +63,19 @@ class SynthesizeSettings:
     restart: bool = False
     """Throw away an unfinished run, and replace the file if it exists."""
 
+    def __post_init__(self) -> None:
+        for name in ("count", "max_user_tokens", "max_answer_tokens", "group_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it has to be at least 1")
+        for name in ("user_temperature", "answer_temperature"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UserError(f"{name} is {getattr(self, name)}; it has to be 0 (greedy) or above")
+        if not 0 < self.user_top_p <= 1:
+            raise UserError(f"user_top_p is {self.user_top_p}; it has to be above 0 and at most 1")
+        for name in ("sampled_share", "follow_up_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it has to be from 0 to 1")
+
 
 def synthesize(backbone: Backbone, settings: SynthesizeSettings) -> Counter[str]:
     """Write `settings.count` conversations to `settings.out`; returns counts of what was kept and dropped.
@@ -168,7 +181,7 @@ def _write_group(
             "id": f"synthetic-{number:06d}",
             "messages": [],
             "answers": _way(number, settings.sampled_share),
-            "dropped": "",
+            "dropped": "no room in the context",  # until it is answered
         }
         for number in numbers
     ]

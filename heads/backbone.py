@@ -31,6 +31,7 @@ from .mask import attention_mask, causal, positions
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Tensor
 
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "norm_f", "final_norm")
+_BY_SLOTS = {"bloom": "ALiBi", "mpt": "ALiBi", "gpt_neo": "the local attention"}
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -57,8 +58,8 @@ class Backbone:
         name: how files and reports call it; by default the folder or Hub id it was loaded from.
 
     Raises:
-        UserError: a part cannot be found, a layer type cannot be rolled back, or the logits are not what norm and
-            projection give.
+        UserError: a part cannot be found, a layer type cannot be rolled back, positions are no input, or the logits
+            are not what norm and projection give.
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
@@ -69,6 +70,7 @@ class Backbone:
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
         self._decoder: nn.Module = model.get_decoder()
+        self._refuse_slots()
         self._layers = self._find_layers()
         self._norm = self._find_norm()
         self._projection: nn.Module = model.get_output_embeddings()
@@ -215,6 +217,16 @@ class Backbone:
         return chat.encode(self.tokenizer, messages, add_generation_prompt=True)  # type: ignore[arg-type]
 
     # -- finding its parts ---------------------------------------------------------------------------------------
+
+    def _refuse_slots(self) -> None:
+        """Models that count distances between slots of the cache instead of reading position ids misplace drafts."""
+        kind = self.config.model_type
+        if kind in _BY_SLOTS or getattr(self.config, "alibi", False):
+            what = _BY_SLOTS.get(kind, "ALiBi")
+            raise UserError(
+                f"{self.name}: {what} of {kind} models counts places in the cache and reads no position ids, so drafts "
+                "side by side cannot be placed; models with rotary or learned positions work"
+            )
 
     def _find_layers(self) -> nn.ModuleList:
         for child in self._decoder.children():

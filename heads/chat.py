@@ -197,7 +197,7 @@ def _template(tokenizer: Any, wanted: str) -> str:
         text = Path(wanted).read_text(encoding="utf-8")
         return str(json.loads(text)["chat_template"]) if wanted.endswith(".json") else text
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{wanted}: cannot be read as a chat template ({error!r})") from None
+        raise UserError(f"{wanted}: cannot be read as a chat template ({type(error).__name__}: {error})") from None
 
 
 def _name(tokenizer: Any) -> str:

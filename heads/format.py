@@ -82,7 +82,10 @@ def save_head(head: DraftHead, folder: str | Path, *, provenance: Mapping[str, A
     )
     tensors = {_outside(name): tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
     with whole_folder(folder) as part:
-        save_file(tensors, part / _WEIGHTS, metadata={"format": "pt"})
+        try:
+            save_file(tensors, part / _WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:  # it hides the system's own error, a full disk say
+            raise UserError(f"{folder}: cannot be written ({error})") from error
         write_whole(part / _CONFIG, json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
         write_whole(part / _CARD, _card(manifest))
     return folder

@@ -62,6 +62,11 @@ class LayerConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it has to be at least 1")
+        if int(self.head_dim * self.rope_parameters.get("partial_rotary_factor", 1.0)) % 2:
+            raise UserError(f"head_dim is {self.head_dim}; the rotary embedding turns pairs, so it has to be even")
         if self.num_attention_heads % self.num_key_value_heads:
             raise UserError(
                 f"num_attention_heads is {self.num_attention_heads} and num_key_value_heads is "
@@ -93,6 +98,7 @@ class LayerConfig(HeadConfig):
 class Rotary:
     """A table of cosines and sines, longer when asked for more; no module, so that no cast rounds its frequencies."""
 
+    @torch.inference_mode(False)  # scalings that depend on the length write into what is made here
     def __init__(self, config: LayerConfig) -> None:
         self.limit = config.max_position_embeddings
         self.embedding = LlamaRotaryEmbedding(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from ..errors import UserError
@@ -31,7 +32,7 @@ def load_backbone(
         attention: "sdpa" or "eager"; None lets transformers choose.
 
     Raises:
-        UserError: there is no such model, or it cannot be loaded.
+        UserError: there is no such model or device, or the model cannot be loaded.
     """
     if isinstance(source, Backbone):
         return source
@@ -40,11 +41,12 @@ def load_backbone(
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {"dtype": _dtype(dtype), "revision": revision, "trust_remote_code": trust_remote_code}
+    _check_device(device)
     if attention is not None:
         options["attn_implementation"] = attention
     try:
         model = AutoModelForCausalLM.from_pretrained(_place(source), **options)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(f"{source}: cannot be loaded as a causal LM: {_first_line(error)}") from error
     try:
         tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code)
@@ -90,6 +92,14 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
     if not isinstance(found, torch.dtype):
         raise UserError(f"dtype is {dtype!r}; choose float32, bfloat16 or float16")
     return found
+
+
+def _check_device(device: str | torch.device | None) -> None:
+    """Before a long load: a device that is not there, or that holds no values."""
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {device}: cannot be used here ({_first_line(error)})") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -114,6 +114,8 @@ def read_jsonl(path: str | Path) -> Iterator[Any]:
                     except json.JSONDecodeError as error:
                         place = f"{path}, line {number}"
                         raise UserError(f"{place}: not JSON ({error.msg} at column {error.colno})") from None
+                    except (ValueError, RecursionError) as error:  # a number or a nesting beyond what Python reads
+                        raise UserError(f"{path}, line {number}: not JSON ({error})") from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:

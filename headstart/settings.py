@@ -78,6 +78,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}{line}: {error.problem or 'not YAML'}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not YAML ({error})") from None
+    except RecursionError:
+        raise UserError(f"{path}: is nested too deeply to be read") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -316,7 +318,8 @@ def _near(key: str, known: Sequence[str]) -> str:
 
 def _kind(value: Any) -> str:
     """A value and what it is, in words."""
-    names = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a block"}
+    names = {str: "text", _Typed: "text", bool: "true or false", int: "a number", float: "a number", list: "a list",
+             dict: "a block"}  # fmt: skip
     return "empty" if value is None else f"{value!r}, {names.get(type(value), type(value).__name__)}"
 
 

@@ -45,7 +45,8 @@ def gumbel_noise(seed: int, sample: int, position: int, size: int) -> Tensor:
 
     Counter-based (Philox, Salmon et al. 2011, as NumPy implements it), so any position can be asked for at any time.
     """
-    bits = numpy.random.Philox(key=[seed % 2**64, sample % 2**64], counter=[0, 0, 0, position])
+    key = numpy.array([seed % 2**64, sample % 2**64], numpy.uint64)  # a plain list would round 64 bits
+    bits = numpy.random.Philox(key=key, counter=[0, 0, 0, position])
     exponential = numpy.random.Generator(bits).standard_exponential(size)
     return torch.from_numpy(-numpy.log(exponential))
 
@@ -105,15 +106,18 @@ class Sampler:
         if config.min_new_tokens is not None:
             config.min_length = len(prompt) + config.min_new_tokens
         model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=backbone.device)
-        processors = model._get_logits_processor(
-            generation_config=config,
-            input_ids_seq_length=len(prompt),
-            encoder_input_ids=torch.tensor([list(prompt)], device=backbone.device),
-            prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
-            logits_processor=LogitsProcessorList(logits_processor or []),
-            device=str(backbone.device),
-            model_kwargs={},
-        )
+        try:
+            processors = model._get_logits_processor(
+                generation_config=config,
+                input_ids_seq_length=len(prompt),
+                encoder_input_ids=torch.tensor([list(prompt)], device=backbone.device),
+                prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+                logits_processor=LogitsProcessorList(logits_processor or []),
+                device=str(backbone.device),
+                model_kwargs={},
+            )
+        except ValueError as error:
+            raise UserError(f"generation options: {error}") from error
         eos = config._eos_token_tensor
         return cls(
             processors=processors,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import transformers
 
 import zoo
 from headstart.errors import UserError
@@ -209,3 +212,33 @@ def test_logits_that_are_no_projection_are_refused() -> None:
     tiny.forward = lambda **kw: type("Out", (), {"logits": 2 * plain(torch.ones(1, 3, 32))})()
     with pytest.raises(UserError, match="not the output projection"):
         backbone.logits(torch.zeros(1, 1, 32))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "fields"),
+    [
+        ("Bloom", {"n_head": 2}),
+        ("Mpt", {"d_model": 32, "n_heads": 2, "n_layers": 2}),
+        ("Falcon", {"alibi": True, "num_attention_heads": 2, "new_decoder_architecture": False}),
+        ("GPTNeo", {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 2}),
+    ],
+)
+def test_positions_by_slot_are_refused_by_name(prefix: str, fields: dict[str, Any]) -> None:
+    config = getattr(transformers, f"{prefix}Config")(vocab_size=96, hidden_size=32, **fields)
+    config._attn_implementation = "eager"
+    with pytest.raises(UserError, match="reads no position ids"):
+        Backbone(getattr(transformers, f"{prefix}ForCausalLM")(config))
+
+
+def test_weights_that_are_cut_are_named(tmp_path) -> None:
+    zoo.model().save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    with pytest.raises(UserError, match="cannot be loaded as a causal LM"):
+        load_backbone(str(tmp_path))
+
+
+@pytest.mark.parametrize("device", ["gpu", "meta", "cpu:x"])
+def test_a_device_that_is_not_there_is_named(device: str, tmp_path) -> None:
+    with pytest.raises(UserError, match=f"device {device}: cannot be used here"):
+        load_backbone(str(tmp_path), device=device)

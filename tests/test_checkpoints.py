@@ -17,6 +17,7 @@ import torch
 
 import zoo
 from headstart.errors import UserError
+from headstart.heads.methods import METHODS
 from headstart.training import checkpoints, loop
 from headstart.training.checkpoints import Interrupts
 from headstart.training.loop import train
@@ -285,3 +286,16 @@ def test_a_checkpoint_says_where_the_run_stands(rows, tmp_path):
     assert (state["step"], state["finished"]) == (1, False)
     assert state["tokens"] == runs.lines(recipe.run)[0]["tokens"]
     assert state["facts"]["the number of processes"] == 1
+
+
+def test_a_full_disk_is_told_whatever_the_library_calls_it(tmp_path, monkeypatch):
+    """torch raises a RuntimeError of its zip writer there, which is no error of a step."""
+    head = METHODS["medusa"].build(zoo.backbone())
+
+    def full(*_):
+        raise RuntimeError("unexpected pos 45248 vs 45140")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match="step-000003: cannot be written, is the disk full"):
+        checkpoints.save(tmp_path, checkpoints.State(step=3), head, torch.optim.AdamW(head.parameters()), 1)
+    assert not checkpoints.checkpoints(tmp_path)

@@ -258,6 +258,11 @@ def test_wrong_shapes_are_refused() -> None:
         Eagle3.build(backbone, num_key_value_heads=3)
     with pytest.raises(UserError, match="silly"):
         Eagle3.build(backbone, hidden_act="silly")
+    for name in ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"):
+        with pytest.raises(UserError, match=f"{name} is 0; it has to be at least 1"):
+            Eagle3.build(backbone, **{name: 0})
+    with pytest.raises(UserError, match="head_dim is 7; .* even"):
+        Eagle3.build(backbone, head_dim=7)
 
 
 # -- rotary positions -----------------------------------------------------------------------------------------------
@@ -286,6 +291,14 @@ def test_rotary_equals_the_backbones(name: str) -> None:
         expected_cos, expected_sin = rotary(torch.zeros(()), torch.arange(max(length, len(cos) * (length > 256)))[None])
         torch.testing.assert_close(cos[:length, 0], expected_cos[0, :length])
         torch.testing.assert_close(sin[:length, 0], expected_sin[0, :length] * signs)
+
+
+@torch.inference_mode()
+def test_a_rotary_made_while_decoding_can_change_with_the_length() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "original_max_position_embeddings": 64}
+    head = built("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **factors}})
+    short = head.rotary.table(20, torch.zeros(()))[0][1:20].clone()
+    assert not torch.equal(short, head.rotary.table(200, torch.zeros(()))[0][1:20])
 
 
 @pytest.mark.parametrize("name", ROPES)

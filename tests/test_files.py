@@ -172,6 +172,8 @@ def test_json_lines_that_cannot_be_read(tmp_path):
         return str(caught.value)
 
     assert "rows.jsonl, line 3: not JSON" in refusal(b'{"a": 1}\n\n{"a": }\n')
+    assert "line 1: not JSON" in refusal(b"[" * 100_000)
+    assert "line 1: not JSON" in refusal(b"9" * 5_000)
     assert "cannot be read" in refusal(b"\xff\xfe1\n")
     assert "cannot be read" in refusal(b"no gzip", "a.jsonl.gz")
     assert "cannot be read" in refusal(gzip.compress(b"1\n" * 10_000)[:-20], "b.jsonl.gz")

@@ -258,6 +258,8 @@ def test_rows_without_supervision_never_start(rows, tmp_path, monkeypatch):
         ({"data.train": []}, "no file of chats"),
         ({"loss.depths": 7}, "loss.depths is 7; the medusa head has 2 depths"),
         ({"log.trackers": ["wandbb"]}, "log.trackers is"),
+        ({"evaluate.tree": "chain:x"}, "tree 'chain:x'"),
+        ({"seed": 10**20}, "seed is 1"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -355,6 +355,14 @@ def test_what_cannot_begin(source: Path, tmp_path: Path) -> None:
         PrepareSettings([str(source)], tmp_path / "out", max_length=1)
 
 
+def test_a_damaged_folder_is_named(source: Path, tmp_path: Path) -> None:
+    prepare(tokenizer(), PrepareSettings([str(source)], tmp_path / "out"))
+    for table in (tmp_path / "out").glob("*.arrow"):
+        table.write_bytes(table.read_bytes()[:200])
+    with pytest.raises(UserError, match="out: is damaged"):
+        load_prepared(tmp_path / "out")
+
+
 def test_meta_is_written_for_people(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(tokenizer(), PrepareSettings([str(source)], tmp_path / "out"))
     meta = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))

@@ -19,6 +19,10 @@ def test_noise_depends_on_seed_sample_and_position_alone() -> None:
         assert not torch.equal(first, other)
 
 
+def test_seeds_of_64_bits_are_told_apart() -> None:
+    assert not torch.equal(gumbel_noise(-1, 0, 17, 50), gumbel_noise(-2, 0, 17, 50))
+
+
 def test_noise_of_neighbouring_positions_does_not_overlap() -> None:
     drawn = torch.cat([gumbel_noise(1, 0, position, 1000) for position in range(20)])
     assert drawn.unique().numel() == drawn.numel()
@@ -95,6 +99,7 @@ def test_an_unseeded_draw_follows_torchs_generator() -> None:
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_length": 1}, "the prompt alone has 1"),
         ({"temperature": -1.0}, "0 .greedy. or above"),
+        ({"top_k": -1}, "top_k"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(options: dict, words: str) -> None:

@@ -143,12 +143,14 @@ def test_refused(write, text, parts):
 def test_refused_overrides(write, tmp_path):
     path = write("backbone: x")
     assert "override: unknown setting optim.lrr; did you mean optim.lr?" in refusal(path, ["optim.lrr=1"])
-    assert "override: steps is 'x'" in refusal(path, ["steps=x"])
+    assert "override: steps is 'x', text; expected" in refusal(path, ["steps=x"])
     assert "key=value" in refusal(path, ["steps"])
     assert "no such file" in refusal(tmp_path / "other.yaml")
     assert "cannot be read" in refusal(tmp_path)
     path.write_bytes(b"\xff\xfe\x00")
     assert "recipe.yaml" in refusal(path)
+    path.write_text("[" * 3000)
+    assert "nested too deeply" in refusal(path)
 
 
 @dataclass

@@ -116,6 +116,22 @@ def test_a_model_that_keeps_nothing_is_told_so(tmp_path: Path) -> None:
         synthesize(zoo.backbone(), settings(tmp_path / "none.jsonl", max_user_tokens=1))
 
 
+@pytest.mark.parametrize("changes", [{"max_user_tokens": 400}, {"max_answer_tokens": 250}])
+def test_a_context_without_room_is_counted(changes: dict[str, int], tmp_path: Path, lenient: None) -> None:
+    with pytest.raises(UserError, match="only 0 can be kept .*no room in the context"):
+        synthesize(zoo.backbone(), settings(tmp_path / "none.jsonl", **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"count": -3}, {"count": 0}, {"group_size": 0}, {"max_user_tokens": 0}, {"answer_temperature": -1.0},
+     {"user_top_p": 0.0}, {"sampled_share": 2.0}, {"follow_up_share": -0.1}],
+)  # fmt: skip
+def test_impossible_settings_are_refused_by_name(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{next(iter(changes))} is .*; it has to be"):
+        settings(tmp_path / "none.jsonl", **changes)
+
+
 def test_what_is_dropped_and_why() -> None:
     opening = UserOpening(zoo.backbone())
     end = next(iter(opening.end_tokens))

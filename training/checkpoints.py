@@ -23,6 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ..errors import UserError
@@ -84,8 +85,12 @@ def save(run: Path, state: State, head: DraftHead, optimizer: Any, keep: int) ->
         return folder
     with whole_folder(folder) as part:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
-        save_file(tensors, part / "head.safetensors")
-        torch.save(optimizer.state_dict(), part / "optimizer.pt")
+        try:
+            save_file(tensors, part / "head.safetensors")
+            torch.save(optimizer.state_dict(), part / "optimizer.pt")
+        except (RuntimeError, SafetensorError) as error:  # both libraries hide the system's own error, a full disk say
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{folder}: cannot be written, is the disk full? ({reason})") from error
         (part / "state.json").write_text(told)
     for old in checkpoints(run)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)

@@ -199,6 +199,7 @@ class Recipe:
     def __post_init__(self) -> None:
         size = self.draft_vocab
         _require(size is None or size >= 1, "draft_vocab", size, "1 or more, or null")
+        _require(abs(self.seed) < 2**40, "seed", self.seed, "a number below 2 ** 40")
 
 
 FREE = ("run", "log", "save", "evaluate")

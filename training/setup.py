@@ -25,6 +25,7 @@ from ..heads.base import DraftHead
 from ..heads.load import load_backbone
 from ..heads.methods import METHODS
 from ..heads.vocab import DraftVocab
+from ..inference.tree import parse_shape
 from .batches import Batches, Rows, split
 from .objective import Objective
 from .optimizer import build_optimizer
@@ -76,6 +77,8 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
         UserError: a name, file or value is wrong, or the parts do not fit together.
     """
     method = _method(recipe)
+    if recipe.evaluate.tree is not None:
+        parse_shape(recipe.evaluate.tree)  # said now, and not behind the last step
     accelerator = _accelerator(recipe)
     device: torch.device = accelerator.device
     fast = _fast_bf16(device)
