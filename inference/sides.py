@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
+import torch
+
 from .generator import Generator
 
 GAP = " │ "
@@ -29,6 +31,8 @@ def compared(plain: Generator, drafted: Generator, prompt: Any, name: str, optio
     right = f"{name}: {two.stats.tokens_per_second:.1f} tokens/s, {two.stats.acceptance_length:.2f} tokens a round"
     parted = next((n for n, (a, b) in enumerate(zip(one.tokens, two.tokens, strict=False)) if a != b), len(two.tokens))
     verdict = "identical" if one.tokens == two.tokens else f"they part at token {parted}"
+    if verdict != "identical" and plain.backbone.dtype != torch.float32:
+        verdict += " (half precision rounds near-ties by the width of a forward: compare with --dtype float32)"
     ratio = two.stats.tokens_per_second / one.stats.tokens_per_second
     width = shutil.get_terminal_size((110, 24)).columns
     return f"{side_by_side((left, one.text), (right, two.text), width)}\n{ratio:.2f}x, {verdict}"

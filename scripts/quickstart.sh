@@ -32,12 +32,12 @@ say "training an EAGLE-3 head (configs/quickstart.yaml)"
 
 head=$run/head
 pair=(--backbone smollm2-135m --head "$head" --tree dynamic:2x3x4) # a small tree suits a young head
-say "plain and drafted, side by side, in fp32 (the tokens are the same)"
+say "plain and drafted, side by side"
 for prompt in \
   "Can you explain how a bicycle stays upright while it moves?" \
   "Please write a short Python function that counts the vowels in a text."; do
   printf '\n> %s\n' "$prompt"
-  "$headstart" generate "${pair[@]}" --dtype float32 --temperature 0 --max-new-tokens 120 --compare "$prompt"
+  "$headstart" generate "${pair[@]}" --dtype bfloat16 --temperature 0 --max-new-tokens 120 --compare "$prompt"
 done
 
 say "20 prompts that were not trained on: speed in bf16, then equality in fp32"
