@@ -602,10 +602,12 @@ def test_keyed_chance_has_its_probabilities() -> None:
     assert all(chance.accept(1.0) for _ in range(100))
 
 
-def test_a_draw_at_the_very_top_takes_the_last_token_with_mass() -> None:
+def test_the_lowest_and_the_highest_number_give_nothing_that_has_no_probability() -> None:
     chance = Keyed(0, 0, 0, JUDGING)
-    chance._generator = type("Top", (), {"random": lambda self: 1.0})()  # type: ignore[assignment]
-    assert chance.draw(torch.tensor([0.5, 0.5, 0.0])) == 1
+    for number, token in ((0.0, 1), (1.0, 2)):
+        chance._generator = type("Given", (), {"random": lambda self, number=number: number})()  # type: ignore[assignment]
+        assert not chance.accept(0.0)
+        assert chance.draw(torch.tensor([0.0, 0.5, 0.5, 0.0])) == token
 
 
 def test_without_replacement_draws_what_there_is() -> None:
