@@ -28,11 +28,16 @@ def rows(tmp_path_factory):
     return runs.prepared(tmp_path_factory.mktemp("data"))
 
 
+def recipe_of(run, rows, method, **changes):
+    """Medusa heads with AdamW, EAGLE-3 with Muon."""
+    return runs.recipe(run, rows, method, optim__name="muon" if method == "eagle3" else "adamw", **changes)
+
+
 @pytest.fixture(scope="module", params=["medusa", "eagle3"])
 def undisturbed(request, rows, tmp_path_factory):
     """A run that nobody stopped: six steps, two epochs of three, the last one of each short."""
     run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    train(runs.recipe(run, rows, request.param), backbone=zoo.backbone())
+    train(recipe_of(run, rows, request.param), backbone=zoo.backbone())
     assert [len(line["rows"]) for line in runs.lines(run, "rows.jsonl")] == [4, 4, 2] * 2
     return request.param, run
 
@@ -69,7 +74,7 @@ def crash():
 def test_a_crash_in_any_step_changes_nothing(step, undisturbed, rows, tmp_path, monkeypatch):
     """B038, B041: checkpoints at every other step, in the middle of epochs and at their ends."""
     method, expected = undisturbed
-    recipe = runs.recipe(tmp_path / "run", rows, method, save__every=2)
+    recipe = recipe_of(tmp_path / "run", rows, method, save__every=2)
     with monkeypatch.context() as patch:
         stop_at(patch, step, crash)
         with pytest.raises(Crash):
@@ -82,7 +87,7 @@ def test_a_crash_in_any_step_changes_nothing(step, undisturbed, rows, tmp_path, 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_at_once_and_ends_cleanly(number, undisturbed, rows, tmp_path, monkeypatch, capsys):
     method, expected = undisturbed
-    recipe = runs.recipe(tmp_path / "run", rows, method, save__every=100)
+    recipe = recipe_of(tmp_path / "run", rows, method, save__every=100)
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         stop_at(patch, 4, lambda: os.kill(os.getpid(), number))
@@ -98,11 +103,12 @@ def test_a_signal_saves_at_once_and_ends_cleanly(number, undisturbed, rows, tmp_
 
 
 def test_the_second_signal_is_not_held_back():
+    """Raised in this thread: one that is sent to the process may arrive in another, and be noted a moment later."""
     with Interrupts() as interrupts:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         assert interrupts.signal == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 
 SCRIPT = """
@@ -129,7 +135,7 @@ def test_a_killed_process_is_gone_on_with_by_another_one(undisturbed, rows, tmp_
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    train(runs.recipe(run, rows, method, save__every=1), backbone=zoo.backbone())
+    train(recipe_of(run, rows, method, save__every=1), backbone=zoo.backbone())
     assert_equal_runs(run, expected)
     assert not list(run.rglob(".*.part"))
 
@@ -157,7 +163,7 @@ def test_a_finished_run_is_left_alone(rows, tmp_path, monkeypatch, capsys):
 
 def test_a_head_that_was_not_written_any_more_is_written_now(undisturbed, rows, tmp_path, monkeypatch):
     method, expected = undisturbed
-    recipe = runs.recipe(tmp_path / "run", rows, method)
+    recipe = recipe_of(tmp_path / "run", rows, method)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_head", lambda *_, **__: crash())
         with pytest.raises(Crash):
@@ -206,7 +212,7 @@ def test_another_backbone_or_other_rows_are_refused(rows, tmp_path, tmp_path_fac
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(undisturbed, rows, tmp_path, monkeypatch):
     method, expected = undisturbed
-    recipe = runs.recipe(tmp_path / "run", rows, method, save__every=1)
+    recipe = recipe_of(tmp_path / "run", rows, method, save__every=1)
     with monkeypatch.context() as patch:
         stop_at(patch, 4, crash)
         with pytest.raises(Crash):
@@ -239,7 +245,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(rows, tmp_path):
 def test_a_save_that_fails_loses_nothing(undisturbed, rows, tmp_path, monkeypatch, capsys):
     """B059: the run goes on, and the next save is tried."""
     method, expected = undisturbed
-    recipe = runs.recipe(tmp_path / "run", rows, method, save__every=1)
+    recipe = recipe_of(tmp_path / "run", rows, method, save__every=1)
     plain, tried = checkpoints.save, []
 
     def save(run, state, *rest):
@@ -257,7 +263,7 @@ def test_a_save_that_fails_loses_nothing(undisturbed, rows, tmp_path, monkeypatc
 
 def test_what_a_kill_left_half_written_is_removed_and_lines_are_taken_back(undisturbed, rows, tmp_path, monkeypatch):
     method, expected = undisturbed
-    recipe = runs.recipe(tmp_path / "run", rows, method, save__every=2)
+    recipe = recipe_of(tmp_path / "run", rows, method, save__every=2)
     with monkeypatch.context() as patch:
         stop_at(patch, 4, crash)
         with pytest.raises(Crash):
@@ -270,6 +276,18 @@ def test_what_a_kill_left_half_written_is_removed_and_lines_are_taken_back(undis
     train(recipe, backbone=zoo.backbone())
     assert not (recipe.run / "checkpoints" / ".step-000004.abc.part").exists()
     assert_equal_runs(recipe.run, expected)
+
+
+def test_a_folder_of_something_else_is_left_alone(rows, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match="mine: holds letter.txt and no run"):
+        train(runs.recipe(tmp_path / "mine", rows), backbone=zoo.backbone())
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / ".recipe.yaml.1.part").write_text("back")  # killed before it had begun
+    train(runs.recipe(tmp_path / "half", rows, optim__max_steps=1), backbone=zoo.backbone())
+    assert not (tmp_path / "half" / ".recipe.yaml.1.part").exists()
 
 
 def test_a_run_folder_that_is_a_file_or_cannot_be_written_is_said(rows, tmp_path):
