@@ -56,7 +56,7 @@ def open_run(recipe: Recipe, *, write: bool = True) -> None:
     """Begin the run's folder, or check that the one there was begun with the same settings.
 
     Raises:
-        UserError: it was begun with others (each key, and both values), or cannot be written.
+        UserError: it was begun with others (each key, and both values), is no run's, or cannot be written.
     """
     path = recipe.run / RECIPE
     if path.exists():
@@ -67,9 +67,13 @@ def open_run(recipe: Recipe, *, write: bool = True) -> None:
                 f"{recipe.run}: this run was begun with other settings:{lines}\nRepeat them to go on with it, or "
                 "choose another folder (run=...)"
             )
-    elif recipe.run.exists() and not recipe.run.is_dir():
+        return
+    if recipe.run.exists() and not recipe.run.is_dir():
         raise UserError(f"{recipe.run}: is no folder; choose another one (run=...)")
-    elif write:
+    strange = sorted(one.name for one in recipe.run.glob("*") if not one.name.endswith(".part"))
+    if strange:
+        raise UserError(f"{recipe.run}: holds {strange[0]} and no run; choose a folder for the run alone (run=...)")
+    if write:
         write_whole(path, dump_text(recipe))
 
 

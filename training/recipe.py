@@ -5,6 +5,7 @@ The docstring under a field is its help, on the command line and in the docs. No
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ class LossSettings:
 
     def __post_init__(self) -> None:
         _require(self.depths is None or self.depths >= 1, "loss.depths", self.depths, "1 or more")
-        _require(self.decay > 0, "loss.decay", self.decay, "above 0")
+        _require(0 < self.decay < math.inf, "loss.decay", self.decay, "a number above 0")
 
 
 @dataclass
@@ -93,11 +94,13 @@ class OptimSettings:
     """End after this much wall time at the latest; where the clock is ahead of the steps, the schedule follows it."""
 
     def __post_init__(self) -> None:
-        _require(self.lr > 0, "optim.lr", self.lr, "above 0")
-        _require(self.muon_share > 0, "optim.muon_share", self.muon_share, "above 0")
+        for name in ("lr", "muon_share"):
+            value = getattr(self, name)
+            _require(0 < value < math.inf, f"optim.{name}", value, "a number above 0")
         _require(all(0 <= beta < 1 for beta in self.betas), "optim.betas", self.betas, "numbers from 0 to below 1")
-        _require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
-        _require(self.warmup >= 0, "optim.warmup", self.warmup, "0 or more")
+        for name in ("weight_decay", "warmup"):
+            value = getattr(self, name)
+            _require(0 <= value < math.inf, f"optim.{name}", value, "a number of 0 or more")
         _require(0 <= self.final <= 1, "optim.final", self.final, "a share from 0 to 1")
         for name in ("clip", "max_minutes"):
             value = getattr(self, name)
