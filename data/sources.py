@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..files import file_hash, text_hash
 
 SHIPPED = "shipped"
@@ -92,7 +92,7 @@ class Source:
                     parts["name"], parts["config"], revision=parts["revision"], split=parts["split"], streaming=True
                 )
         except Exception as error:  # of a network, a server, or a script of somebody else
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             what = "a saved data set" if self.path else "a data set of the Hub, and is no file here"
             raise UserError(f"{self.name}: cannot be read as {what} ({reason})") from None
         return _split(self, found)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..heads import chat
 from .chats import Skipped
 
@@ -115,7 +115,7 @@ def load_prepared(folder: str | Path, tokenizer: Any = None) -> Dataset:
     try:
         return load_from_disk(str(folder)).with_format("numpy")
     except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"{folder}: is damaged ({reason}); remove it, and prepare the chats again") from None
 
 

@@ -75,11 +75,6 @@ class Cache(transformers.Cache):
         self.lengths = [length + self.pending for length in self.lengths]
         self.pending = 0
 
-    def truncate(self, lengths: Sequence[int]) -> None:
-        """Shorten each row to its first `lengths[row]` committed tokens; pending ones are dropped."""
-        assert all(new <= old for new, old in zip(lengths, self.lengths, strict=True)), "truncate cannot lengthen"
-        self.lengths, self.pending = list(lengths), 0
-
     def drop(self, rows: Sequence[int]) -> list[int]:
         """Forget these rows; returns which old row each remaining one is.
 

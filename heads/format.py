@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..files import whole_folder, write_whole
 from ..settings import build, dump
 from .backbone import Backbone
@@ -142,7 +142,7 @@ def _folder(source: str | Path, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(source, revision=revision, allow_patterns=[_CONFIG, "*.safetensors"]))
     except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"{source}: no such folder, and not to be had from the Hub: {reason}") from error
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .backbone import Backbone
 from .fetch import BUILT_IN, fetch
 
@@ -47,7 +47,7 @@ def load_backbone(
     try:
         model = AutoModelForCausalLM.from_pretrained(_place(source), **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UserError(f"{source}: cannot be loaded as a causal LM: {_first_line(error)}") from error
+        raise UserError(f"{source}: cannot be loaded as a causal LM: {first_line(error)}") from error
     try:
         tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code)
     except UserError:
@@ -68,7 +68,7 @@ def load_tokenizer(source: str, *, revision: str | None = None, trust_remote_cod
     try:
         return AutoTokenizer.from_pretrained(_place(source), revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{source}: no tokenizer could be loaded: {_first_line(error)}") from error
+        raise UserError(f"{source}: no tokenizer could be loaded: {first_line(error)}") from error
 
 
 def _place(source: str) -> str:
@@ -99,8 +99,4 @@ def _check_device(device: str | torch.device | None) -> None:
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {device}: cannot be used here ({_first_line(error)})") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"device {device}: cannot be used here ({first_line(error)})") from error

@@ -17,3 +17,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     import difflib
 
     return next(iter(difflib.get_close_matches(name, list(known), 1, 0.6)), None)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says in its first line; the name of its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
