@@ -18,7 +18,8 @@ from typing import NoReturn
 from headstart.errors import UserError, nearest
 from headstart.flags import Setting, add_flags, describe, given, spelled
 from headstart.settings import build
-from headstart.verbs import VERBS, Verb
+from headstart.verb import Verb
+from headstart.verbs import VERBS
 
 SHADOWED = (
     "the folder headstart/ of a checkout hides the installed package. "

@@ -160,8 +160,17 @@ def test_the_report_says_all_of_it(tmp_path: Path) -> None:
     run.omit("the moon")
     path = report.write(run.record, tmp_path / "out")
     text = path.read_text()
-    for line in ("**1 of 2 checks passed, 1 FAILED**", "| device | a \\| b |", "- passed: this (3 of 3)",
-                 "- **FAILED**: that", "| x | 1,234 |", "| y | inf |", "| z | - |", "A note.", "- the moon"):
+    for line in (
+        "**1 of 2 checks passed, 1 FAILED**",
+        "| device | a \\| b |",
+        "- passed: this (3 of 3)",
+        "- **FAILED**: that",
+        "| x | 1,234 |",
+        "| y | inf |",
+        "| z | - |",
+        "A note.",
+        "- the moon",
+    ):
         assert line in text.splitlines()
     found = json.loads((tmp_path / "out" / "report.json").read_text())
     assert found["checks"][1]["passed"] is False

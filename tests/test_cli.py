@@ -14,7 +14,8 @@ import pytest
 from headstart import cli
 from headstart.errors import UserError
 from headstart.flags import describe
-from headstart.verbs import VERBS, Verb
+from headstart.verb import Verb
+from headstart.verbs import VERBS
 
 COMMAND = [sys.executable, "-m", "headstart"]
 

@@ -164,8 +164,10 @@ def _start_trackers(recipe: Recipe, accelerator: Any) -> None:
     """Trackers as accelerate starts them; a run that goes on stays one run in wandb."""
     name = recipe.run.name
     wandb = {"name": name, "dir": str(recipe.run), "id": text_hash(str(recipe.run.resolve()))[:16], "resume": "allow"}
-    config = {key: value if isinstance(value, (int, float, str, bool)) else str(value)
-              for key, value in _flat(settings.dump(recipe))}
+    config = {
+        key: value if isinstance(value, (int, float, str, bool)) else str(value)
+        for key, value in _flat(settings.dump(recipe))
+    }
     accelerator.init_trackers(recipe.log.project, config=config, init_kwargs={"wandb": wandb})
 
 

@@ -1,0 +1,22 @@
+"""`Verb`: one verb of the command line, and what its settings objects are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb of the command line."""
+
+    run: Callable[..., None]
+    """Called with one object for each class in `settings`."""
+    summary: str
+    settings: tuple[str, ...]
+    """Settings classes as `module:Class`; their fields are the flags."""
+    positional: tuple[str, ...] = ()
+    """Fields that are given without a flag, in this order."""
+    examples: tuple[str, ...] = ()
+    recipe: str | None = None
+    """The settings class of the file that this verb reads; help lists its keys."""

@@ -1,0 +1,117 @@
+"""The verbs of `inference/`: what each takes, and the function that turns files into arguments."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headstart.options import BackboneOptions, backbone_of, drafter_of
+from headstart.verb import Verb
+
+if TYPE_CHECKING:
+    from headstart.inference.bench import BenchSettings
+    from headstart.inference.suite import Question
+
+
+@dataclass
+class GenerateSettings:
+    """One prompt, answered."""
+
+    prompt: str
+    """What to ask, as one user turn; - reads it from standard input."""
+    head: str = "none"
+    """What drafts: the folder or Hub id of a head, ngram, or none (plain decoding). The answer is the same."""
+    tree: str | None = None
+    """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all)."""
+    max_new_tokens: int = 256
+    """Stop after this many tokens."""
+    temperature: float | None = None
+    """0 is greedy; without it, the backbone's own generation settings decide."""
+    top_p: float | None = None
+    """Draw from the likeliest tokens that hold this share of probability."""
+    top_k: int | None = None
+    """Draw from this many likeliest tokens."""
+    seed: int | None = None
+    """The same seed draws the same tokens, with any head and tree."""
+    raw: bool = False
+    """Take the prompt as it stands, without the chat template."""
+    stream: bool = True
+    """Write the answer as it comes."""
+    compare: bool = False
+    """Answer twice, plainly and with the head, and show both side by side with their speed."""
+
+
+def generate(options: BackboneOptions, settings: GenerateSettings) -> None:
+    """The answer to standard output, what it took to standard error."""
+    from headstart import Generator
+    from headstart.inference.sides import compared
+
+    text = sys.stdin.read() if settings.prompt == "-" else settings.prompt
+    backbone = backbone_of(options)
+    generator = Generator(backbone, drafter_of(settings.head, backbone), tree=settings.tree)
+    names = ("max_new_tokens", "temperature", "top_p", "top_k", "seed")
+    asked = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+    prompt = backbone.tokenizer(text).input_ids if settings.raw and backbone.tokenizer else text
+    if settings.compare:
+        print(compared(Generator(backbone), generator, prompt, settings.head, asked))
+        return
+    if not settings.stream:
+        output = generator.generate(prompt, **asked)
+        print(output.text)
+        print(output.stats, file=sys.stderr)
+        return
+    for piece in generator.stream(prompt, **asked):
+        print(piece.text, end="", flush=True)
+    print(flush=True)
+    print(piece.stats, file=sys.stderr)
+
+
+def questions_of(suite: str) -> list[Question]:
+    """The questions of a file; for `shipped`, the first user turns of what recipes hold out by default."""
+    from headstart.inference.suite import question, read_suite
+
+    if suite != "shipped":
+        return read_suite(suite)
+    from headstart.data.chats import read_chats
+    from headstart.training.batches import split
+    from headstart.training.recipe import DataSettings
+
+    chats, _ = read_chats([suite])
+    _, held_out = split([chat.key for chat in chats], DataSettings().held_out)
+    return [question(chats[place].messages, number, suite) for number, place in enumerate(held_out, 1)]
+
+
+def bench(options: BackboneOptions, settings: BenchSettings) -> None:
+    from headstart.inference.bench import bench
+    from headstart.inference.report import summary
+
+    questions, backbone = questions_of(settings.suite), backbone_of(options)
+    command = f"headstart {shlex.join(sys.argv[1:])}"
+    print(summary(bench(backbone, drafter_of(settings.head, backbone), questions, settings, command=command)))
+    print(settings.out / "report.md")
+
+
+INFERENCE: dict[str, Verb] = {
+    "generate": Verb(
+        generate,
+        "Answer a prompt with the backbone, sooner with a head.",
+        ("headstart.options:BackboneOptions", "headstart.verbs_inference:GenerateSettings"),
+        ("prompt",),
+        (
+            'headstart generate --backbone smollm2-135m --head runs/eagle3/head "Why is the sky blue?"',
+            'headstart generate --backbone smollm2-135m --head ngram --temperature 0.7 --seed 1 "Tell me a story."',
+        ),
+    ),
+    "bench": Verb(
+        bench,
+        "Compare with transformers' generate on the same prompts: equality, speed, acceptance, by category.",
+        ("headstart.options:BackboneOptions", "headstart.inference.bench:BenchSettings"),
+        (),
+        (
+            "headstart bench --backbone smollm2-135m --head runs/eagle3/head --suite questions.jsonl --out reports/one",
+            "headstart bench --backbone smollm2-135m --head ngram --suite prompts.txt --out reports/two --limit 20",
+        ),
+    ),
+}

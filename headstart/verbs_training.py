@@ -1,0 +1,51 @@
+"""The verbs of `training/`: what each takes, and the function that turns files into arguments."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headstart.options import silence
+from headstart.verb import Verb
+
+
+@dataclass
+class TrainSettings:
+    """A training run."""
+
+    recipe: Path
+    """The recipe, a YAML file such as configs/smollm2-eagle3.yaml."""
+    overrides: list[str] = field(default_factory=list)
+    """Settings of the recipe that are to be otherwise, as key=value."""
+    check: bool = False
+    """Load everything, run one step, print what the run would be, and leave nothing behind."""
+
+
+def train(settings: TrainSettings) -> None:
+    from headstart.training.loop import train
+    from headstart.training.sheet import check, told
+
+    silence()
+    if settings.check:
+        result = told(check(settings.recipe, settings.overrides))
+    else:
+        result = str(train(settings.recipe, settings.overrides))
+    if os.environ.get("RANK", "0") == "0":  # the first of the processes that accelerate launched
+        print(result)
+
+
+TRAINING: dict[str, Verb] = {
+    "train": Verb(
+        train,
+        "Train a head by a recipe; a run that is there goes on where it was.",
+        ("headstart.verbs_training:TrainSettings",),
+        ("recipe", "overrides"),
+        (
+            "headstart train configs/smollm2-eagle3.yaml",
+            "headstart train configs/smollm2-eagle3.yaml optim.lr=2e-4 run=runs/other",
+            "headstart train configs/smollm2-eagle3.yaml --check",
+        ),
+        recipe="headstart.training.recipe:Recipe",
+    ),
+}
