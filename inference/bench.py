@@ -36,8 +36,9 @@ from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
 from ..progress import Progress
 from .detokenizer import decode as decode_text
+from .drafters import DEFAULT_LOOKUP, DEFAULT_SHAPE
 from .figures import Report, speedup
-from .generator import DEFAULT_LOOKUP, DEFAULT_SHAPE, Generator, Output
+from .generator import Generator, Output
 from .report import write_report
 from .rows import Row, Rows, opened
 from .stats import repeats_ngram

@@ -10,7 +10,7 @@ Letters: T positions, N tree nodes, H hidden width, V vocabulary.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,20 +20,17 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..heads.backbone import Backbone, Features, Prompt
-from ..heads.base import DraftHead
 from ..heads.cache import Cache
 from .detokenizer import Detokenizer
 from .detokenizer import decode as decode_text
-from .drafter import Drafter, HeadDrafter, NoDrafter
-from .lookup import LookupDrafter
+from .drafter import Drafter
+from .drafters import drafter_factory
 from .sampler import Sampler
 from .stats import Stats, Watch
-from .tree import Chain, Dynamic, Shape, Tree, limited, parse_shape
+from .tree import Shape, Tree, parse_shape
 from .verify import match
 
 PREFILL = 512  # positions of one prefill forward: bounds the memory of masks and activations
-DEFAULT_SHAPE = Dynamic(depth=3, top_k=3, nodes=6)
-DEFAULT_LOOKUP = 5
 
 
 @dataclass
@@ -79,7 +76,7 @@ class Generator:
     def __init__(self, backbone: Backbone, drafter: Any = None, *, tree: Shape | str | None = None) -> None:
         self.backbone = backbone
         shape = parse_shape(tree) if isinstance(tree, str) else tree
-        self._new_drafter = _drafter_factory(backbone, drafter, shape)
+        self._new_drafter = drafter_factory(backbone, drafter, shape)
         self._modules = [backbone.model, *([drafter] if isinstance(drafter, nn.Module) else [])]
 
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
@@ -238,33 +235,3 @@ def _prompts(prompt: Any) -> list[Any] | None:
         return list(prompt) if prompt.ndim == 2 and len(prompt) != 1 else None
     several = isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0
     return list(prompt) if several and not isinstance(prompt[0], int | Mapping) else None
-
-
-def _drafter_factory(backbone: Backbone, drafter: Any, shape: Shape | None) -> Callable[[], Drafter]:
-    """What makes the drafter of a new request."""
-    if isinstance(drafter, DraftHead):
-        head = drafter.to(backbone.device).bind(backbone)
-        fitted = _fitted(shape or DEFAULT_SHAPE, head, noted=shape is not None)
-        return lambda: HeadDrafter(head, fitted, backbone.device)
-    if isinstance(drafter, str) and drafter == "ngram":
-        if not isinstance(shape, Chain | None):
-            raise UserError(f"ngram drafts chains, as in tree=chain:4; {shape} is none")
-        return lambda: LookupDrafter(shape.depth if shape else DEFAULT_LOOKUP)
-    if shape is not None:
-        raise UserError(f"tree={shape} is for heads and ngram; a drafter of one's own grows its own trees")
-    if drafter is None:
-        return NoDrafter
-    if isinstance(drafter, Drafter):
-        return lambda: drafter
-    kinds = 'a draft head, "ngram", None, or an object with taps, start, advance and draft'
-    raise UserError(f"drafter {drafter!r}: expected {kinds}")
-
-
-def _fitted(shape: Shape, head: DraftHead, noted: bool) -> Shape:
-    """The shape, cut to what the head can draft."""
-    if head.max_depth is None or shape.depth <= head.max_depth:
-        return shape
-    if noted:
-        note = f"{shape} is deeper than the head, which drafts {head.max_depth} tokens: cut to that"
-        warnings.warn(note, stacklevel=4)
-    return limited(shape, head.max_depth)
