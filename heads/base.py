@@ -97,6 +97,8 @@ class DraftHead(nn.Module):
     """Hidden states of the backbone that it reads besides `Features.last`."""
     max_depth: int | None = None
     """Drafted tokens it can propose in a round; None: any number."""
+    regresses: bool = False
+    """Whether what `unroll` yields at depth d guesses `Features.last` at t + 1 + d: then losses on features fit."""
 
     def __init__(self, config: HeadConfig, vocab: DraftVocab | None = None) -> None:
         super().__init__()

@@ -74,6 +74,7 @@ class Medusa(DraftHead):
     def __init__(self, config: MedusaConfig, vocab: DraftVocab | None = None) -> None:
         super().__init__(config, vocab)
         self.max_depth = config.num_heads
+        self.regresses = config.projection == "shared"
         width = config.hidden_size
         self.heads = nn.ModuleList(
             nn.Sequential(*(ResidualBlock(width) for _ in range(config.num_blocks))) for _ in range(config.num_heads)
