@@ -97,6 +97,8 @@ class DraftHead(nn.Module):
     """Hidden states of the backbone that it reads besides `Features.last`."""
     max_depth: int | None = None
     """Drafted tokens it can propose in a round; None: any number."""
+    trainable: bool = True
+    """False: a method for decoding only, whose `unroll` raises."""
     regresses: bool = False
     """Whether what `unroll` yields at depth d guesses `Features.last` at t + 1 + d: then losses on features fit."""
 

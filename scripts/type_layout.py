@@ -1,6 +1,6 @@
 """Lay the rooms out as one package of symlinks under build/types/headstart/, for mypy and pyright.
 
-    python scripts/type_layout.py && mypy
+python scripts/type_layout.py && mypy
 """
 
 from __future__ import annotations
