@@ -157,7 +157,8 @@ class Backbone:
         rows, width = ids.shape
         lengths = [0] * rows if cache is None else cache.lengths
         tree = causal(width, ids.device) if ancestors is None else ancestors
-        masks = self._masks(lengths, tree)
+        # whole texts are left to the model: its own causal mask is none at all where a fused kernel knows the form
+        masks = None if cache is None and ancestors is None else self._masks(lengths, tree)
         arguments: dict[str, Any] = {"attention_mask": masks, "use_cache": cache is not None}
         if cache is not None:
             cache.forget()
