@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,14 +11,15 @@ from torch import nn
 
 import zoo
 from headstart.errors import UserError
+from headstart.heads import methods
 from headstart.heads.backbone import Features
-from headstart.heads.methods import METHODS
 from headstart.heads.vocab import DraftVocab
-from headstart.training import losses
+from headstart.training import summed as walk
 from headstart.training.batches import Batch, anchors
-from headstart.training.losses import LOSSES, Terms, hard, soft, summed
+from headstart.training.losses import LOSSES, Mixture
 from headstart.training.objective import Objective
 from headstart.training.recipe import LossSettings
+from headstart.training.summed import Terms, summed
 
 D, WIDTH, VD = 3, 8, 24
 
@@ -34,7 +37,41 @@ class Projection(nn.Module):
         return self.matrices[depth](self.norm(hidden))
 
 
-def terms_of(name, count=37, seed=0, dtype=torch.float64):
+MIXTURES = [
+    *({"name": name} for name in LOSSES),
+    {"name": "top_k", "k": 3},
+    {"name": "lk_lambda", "eta": 0.5},
+    {"terms": {"smooth_l1": 1.0, "soft": 0.1, "top_k": 0.7}},  # HASS
+    {"terms": {"hard": 0.1, "tv": 0.9}},
+]
+PLAIN = {  # one position: q and p (Vd,), label, guess f and truth g (H,)
+    "soft": lambda q, p, y, f, g: -(p * q.log()).sum(),
+    "hard": lambda q, p, y, f, g: -q[y].log() if y >= 0 else 0 * q.sum(),
+    "kl": lambda q, p, y, f, g: (p * (p / q).log()).sum(),
+    "reverse_kl": lambda q, p, y, f, g: (q * (q / p).log()).sum(),
+    "tv": lambda q, p, y, f, g: ((p - q).abs().sum() + 1 - p.sum()) / 2,
+    "lk_alpha": lambda q, p, y, f, g: -torch.where(p < q, p, q).sum().log(),
+    "smooth_l1": lambda q, p, y, f, g: torch.stack([d**2 / 2 if d < 1 else d - 0.5 for d in abs(f - g)]).mean(),
+}
+
+
+def plain_value(settings, z, p, y, f, g):
+    """A position's loss, by the formulas as they are printed."""
+    q, total = torch.exp(z) / torch.exp(z).sum(), 0 * z.sum()
+    for name, weight in (settings.terms or {settings.name: 1.0}).items():
+        if name == "top_k":
+            best = sorted(range(len(z)), key=lambda v: -float(p[v]))[: settings.k]
+            value = -(p * q.log())[best].sum()
+        elif name == "lk_lambda":
+            share = math.exp(-settings.eta * float(torch.where(p < q, p, q).sum().detach()))
+            value = share * PLAIN["kl"](q, p, y, f, g) + (1 - share) * PLAIN["tv"](q, p, y, f, g)
+        else:
+            value = PLAIN[name](q, p, y, f, g)
+        total = total + weight * value
+    return total
+
+
+def terms_of(settings, count=37, seed=0, dtype=torch.float64):
     """Some teacher's positions, of which each depth has fewer, as anchors do."""
     generator = torch.Generator().manual_seed(seed)
     project = Projection().to(dtype)
@@ -50,37 +87,46 @@ def terms_of(name, count=37, seed=0, dtype=torch.float64):
         calls.append((start, stop))
         return teacher[start:stop]
 
-    return Terms(LOSSES[name], hidden, places, labels, project, teach, count, VD), project, teacher, calls
+    truth = 1.5 * torch.randn(count, WIDTH, generator=generator, dtype=dtype)
+    loss = Mixture.of(settings)
+    return Terms(loss, hidden, places, labels, project, teach, count, VD, truth=truth), project, teacher, calls
 
 
-def plain(terms, project, teacher, weights):
-    """All logits at once, and autograd through everything."""
+def plain(settings, terms, project, teacher, weights, mass=None):
+    """Position by position, and autograd through everything."""
     total, sums = 0.0, []
+    p = teacher.softmax(-1) if mass is None else torch.exp(teacher) / torch.exp(mass)[:, None]
     for depth, hidden in enumerate(terms.hidden):
-        log_q = project(hidden, depth).log_softmax(-1)
-        if terms.loss.teacher:
-            values = -(teacher[terms.places[depth]].softmax(-1) * log_q).sum(-1)
-        else:
-            known = terms.labels[depth] >= 0
-            values = -log_q[known, terms.labels[depth][known]]
-        sums.append(values.sum())
-        total = total + weights[depth] * values.sum()
+        logits = project(hidden, depth)
+        places, labels = terms.places[depth].tolist(), terms.labels[depth].tolist()
+        values = [
+            plain_value(settings, logits[i], p[at], labels[i], hidden[i], terms.truth[at])
+            for i, at in enumerate(places)
+        ]
+        sums.append(sum(values))
+        total = total + weights[depth] * sums[-1]
     return total, torch.stack(sums)
 
 
 @pytest.fixture(params=[(1 << 19, 1 << 23), (VD, VD), (5 * VD, 10 * VD), (3 * VD, 7 * VD)], ids=str)
 def sizes(request, monkeypatch):
     """From all in one block down to one position at a time."""
-    monkeypatch.setitem(losses.BLOCK, "cpu", request.param[0])
-    monkeypatch.setitem(losses.CHUNK, "cpu", request.param[1])
+    monkeypatch.setitem(walk.BLOCK, "cpu", request.param[0])
+    monkeypatch.setitem(walk.CHUNK, "cpu", request.param[1])
     return request.param
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_values_and_gradients_are_those_of_the_plain_formula(name, sizes):
+@pytest.mark.parametrize("over", ["draft", "all"])
+@pytest.mark.parametrize("settings", MIXTURES, ids=str)
+def test_values_and_gradients_are_those_of_the_plain_formula(settings, over, sizes):
+    settings = LossSettings(**settings)
     weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    terms, project, teacher, _ = terms_of(name)
-    expected, sums = plain(terms, project, teacher, weights)
+    terms, project, teacher, _ = terms_of(settings, count=17)
+    mass = None
+    if over == "all":  # the tokens outside have e^0.3 in all
+        mass = torch.logaddexp(teacher.logsumexp(-1), torch.tensor(0.3, dtype=torch.float64))
+        terms.mass = lambda start, stop: mass[start:stop]
+    expected, sums = plain(settings, terms, project, teacher, weights, mass)
     wanted = torch.autograd.grad(expected, [*terms.hidden, *project.parameters()], allow_unused=True)
     found = summed(terms, weights, list(project.parameters()))
     (3 * found.total).backward()
@@ -99,10 +145,10 @@ def test_values_and_gradients_are_those_of_the_plain_formula(name, sizes):
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_teacher_is_asked_once_a_position_or_never(name, sizes):
     """B148."""
-    terms, project, teacher, calls = terms_of(name)
+    terms, project, teacher, calls = terms_of(LossSettings(name=name))
     found = summed(terms, torch.ones(D, dtype=torch.float64), list(project.parameters()))
     asked = [place for start, stop in calls for place in range(start, stop)]
-    if name == "soft":
+    if name != "hard":
         assert asked == list(range(terms.count))
         assert found.teacher_tops.tolist() == teacher.argmax(-1).tolist()
     else:
@@ -111,9 +157,9 @@ def test_the_teacher_is_asked_once_a_position_or_never(name, sizes):
 
 
 def test_no_logits_of_a_whole_batch_are_ever_made(monkeypatch):
-    monkeypatch.setitem(losses.BLOCK, "cpu", 2 * VD)
-    monkeypatch.setitem(losses.CHUNK, "cpu", 6 * VD)
-    terms, project, _, calls = terms_of("soft", count=100)
+    monkeypatch.setitem(walk.BLOCK, "cpu", 2 * VD)
+    monkeypatch.setitem(walk.CHUNK, "cpu", 6 * VD)
+    terms, project, _, calls = terms_of(LossSettings(), count=100)
     seen = []
     terms.project = lambda hidden, depth: seen.append(len(hidden)) or project(hidden, depth)
     summed(terms, torch.ones(D, dtype=torch.float64), list(project.parameters()))
@@ -121,17 +167,17 @@ def test_no_logits_of_a_whole_batch_are_ever_made(monkeypatch):
 
 
 def test_without_gradients_only_values_are_made():
-    terms, project, teacher, _ = terms_of("soft")
+    terms, project, teacher, _ = terms_of(LossSettings())
     weights = torch.ones(D, dtype=torch.float64)
     with torch.no_grad():
         found = summed(terms, weights, list(project.parameters()))
-    torch.testing.assert_close(found.total, plain(terms, project, teacher, weights)[0].detach())
+    torch.testing.assert_close(found.total, plain(LossSettings(), terms, project, teacher, weights)[0].detach())
     assert not found.total.requires_grad
 
 
 def test_nothing_at_all_gives_zeros_and_leaves_no_matrix_without_a_gradient():
     """A process without a row of its own still has to hand every gradient in."""
-    terms, project, _, _ = terms_of("soft", count=0)
+    terms, project, _, _ = terms_of(LossSettings(), count=0)
     found = summed(terms, torch.ones(D, dtype=torch.float64), list(project.parameters()))
     found.total.backward()
     assert found.total == 0
@@ -141,10 +187,35 @@ def test_nothing_at_all_gives_zeros_and_leaves_no_matrix_without_a_gradient():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_losses_are_at_least_fp32(dtype):
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_at_least_fp32(name, dtype):
     logits, p, labels = torch.randn(3, VD).to(dtype), torch.rand(3, VD).softmax(-1), torch.tensor([1, -1, 2])
-    assert soft(logits, p, labels).dtype == hard(logits, p, labels).dtype == torch.float32
-    assert hard(logits, p, labels)[1] == 0
+    values = LOSSES[name].values(logits, p, labels)
+    assert values.dtype == torch.float32
+    assert values.shape == (3,)
+    assert (name == "hard") == (values[1] == 0)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "hard"])
+def test_losses_are_finite_and_teach_where_the_two_have_nothing_in_common(name):
+    """p is 0 where q is all, in fp32: no logarithm of 0, and a way down for all but the overlap itself."""
+    logits = torch.full((1, VD), -200.0)
+    logits[0, 3] = 200.0
+    logits.requires_grad_()
+    p = F.one_hot(torch.tensor([5]), VD).float()
+    value = LOSSES[name].values(logits, p, torch.tensor([5]))
+    value.sum().backward()
+    assert value.isfinite().all()
+    assert logits.grad.isfinite().all()
+    if name not in ("tv", "smooth_l1"):
+        assert logits.grad[0, 5] < 0 or name == "reverse_kl"
+
+
+def test_kl_is_zero_and_total_variation_too_where_the_drafter_is_the_target():
+    logits = torch.randn(4, VD, dtype=torch.float64)
+    p, labels = logits.softmax(-1), torch.zeros(4, dtype=torch.long)
+    for name in ("kl", "reverse_kl", "tv", "lk_alpha", "lk_lambda"):
+        torch.testing.assert_close(LOSSES[name].values(logits, p, labels), torch.zeros(4, dtype=torch.float64))
 
 
 # --- the objective --------------------------------------------------------------------------------------------------
@@ -162,7 +233,11 @@ def batch_of(lengths, width=None, seed=0, replies=True):
     return Batch(ids, mask, list(range(len(lengths))), sum(lengths))
 
 
-def objective_of(method, name="soft", draft_vocab=None, depths=None):
+METHODS = {name: method for name, method in methods.METHODS.items() if method.trainable}
+ALL = [(method, name) for method in METHODS for name in LOSSES]
+
+
+def objective_of(method, name="soft", draft_vocab=None, depths=None, **settings):
     backbone = zoo.backbone()
     backbone.model.requires_grad_(False)
     vocab = None if draft_vocab is None else DraftVocab(range(0, 2 * draft_vocab, 2), zoo.VOCAB)
@@ -171,7 +246,12 @@ def objective_of(method, name="soft", draft_vocab=None, depths=None):
     with torch.no_grad():
         for weight in head.parameters():
             weight.add_(0.05 * torch.randn_like(weight))
-    return Objective(head, LossSettings(name=name, depths=depths))
+    loss = LossSettings(name=name, depths=depths, **settings)
+    if LOSSES[name].features and not head.regresses:
+        with pytest.raises(UserError, match=f"{name}, which compares guessed features .* this {method} head"):
+            Objective(head, loss)
+        pytest.skip("refused, as it has to be")
+    return Objective(head, loss)
 
 
 def gradients_of(objective, batches):
@@ -192,8 +272,7 @@ def assert_same(found, expected):
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("method", "name"), ALL)
 def test_neither_padding_nor_forwards_change_loss_or_gradients(method, name):
     """B045, B034: the same rows padded to other widths, and split over other forwards."""
     objective = objective_of(method, name, draft_vocab=40)
@@ -206,35 +285,34 @@ def test_neither_padding_nor_forwards_change_loss_or_gradients(method, name):
     assert_same(gradients_of(objective, [each[2], batch_of(lengths[:2])]), whole)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("draft_vocab", [None, 40])
-def test_the_objective_is_the_plain_formula(method, name, draft_vocab):
+@pytest.mark.parametrize(("method", "name"), ALL)
+@pytest.mark.parametrize(("draft_vocab", "over"), [(None, "all"), (40, "draft"), (40, "all")])
+def test_the_objective_is_the_plain_formula(method, name, draft_vocab, over):
     """Full logits of the backbone and of the head, position by position."""
-    objective = objective_of(method, name, draft_vocab)
+    settings = LossSettings(name=name, over=over)
+    objective = objective_of(method, name, draft_vocab, over=over)
     head, backbone = objective.head, objective.backbone
     batch = batch_of([14, 10], seed=3)
     features = objective.features(batch)
     vocab = head.vocab
-    p = backbone.model(batch.ids, attention_mask=_true(batch)).logits[..., vocab.ids].softmax(-1)
+    full = backbone.model(batch.ids, attention_mask=_true(batch)).logits
+    p = full.softmax(-1)[..., vocab.ids] if over == "all" else full[..., vocab.ids].softmax(-1)
     total, hits = 0.0, []
     found = anchors(batch.mask, 3)
     for depth, hidden in enumerate(head.unroll(features, batch.ids, found)):
-        log_q = head.project(hidden, depth).log_softmax(-1)
+        logits = head.project(hidden, depth)
         values, hit = [], 0
         for place, at in enumerate(found[depth].tolist()):
             b, t = divmod(at, batch.ids.shape[1])
             aim = p[b, t + 1 + depth]
             label = int(vocab.to_draft(batch.ids[b, t + 2 + depth]))
-            if name == "soft":
-                values.append(-(aim * log_q[place]).sum())
-                hit += int(log_q[place].argmax() == aim.argmax())
-            elif label >= 0:
-                values.append(-log_q[place, label])
-                hit += int(log_q[place].argmax() == label)
+            if name != "hard" or label >= 0:
+                truth = features.last[b, t + 1 + depth]
+                values.append(plain_value(settings, logits[place], aim, label, hidden[place], truth))
+                hit += int(logits[place].argmax() == (label if name == "hard" else aim.argmax()))
         total = total + torch.stack(values).mean() * 0.8**depth / (1 + 0.8 + 0.64)
         hits.append(hit)
-    expected = torch.autograd.grad(total, list(head.parameters()))
+    expected = torch.autograd.grad(total, list(head.parameters()), materialize_grads=True)
     result = objective(batch, features, 1 / objective.counts(batch))
     result.total.backward()
     torch.testing.assert_close(result.total, total, rtol=1e-5, atol=1e-6)
@@ -248,8 +326,7 @@ def _true(batch):
     return (torch.arange(batch.ids.shape[1]) < torch.tensor([[14], [10]])).long()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("method", "name"), ALL)
 def test_a_batch_with_nothing_supervised_gives_every_weight_a_gradient_of_zero(method, name):
     """Else the processes that have rows would wait for ever for those that have none."""
     objective = objective_of(method, name)
@@ -265,7 +342,7 @@ def test_a_batch_with_nothing_supervised_gives_every_weight_a_gradient_of_zero(m
 class Oracle(nn.Module):
     """A head that says, at every depth, the token `offset` behind where that depth should be."""
 
-    max_depth, taps = 3, ()
+    max_depth, taps, method, regresses = 3, (), "oracle", True
 
     def __init__(self, backbone, offset):
         super().__init__()
@@ -310,6 +387,66 @@ def test_the_soft_loss_is_taught_by_the_logits_of_t_1_d(offset):
     objective = Objective(oracle, LossSettings())
     result = objective(batch, features, torch.ones(3))
     assert (result.hits.tolist() == objective.counts(batch).tolist()) == (offset == 0)
+
+
+@pytest.mark.parametrize("over", ["draft", "all"])
+def test_the_smooth_l1_loss_is_zero_for_the_features_of_t_1_d_alone(over):
+    backbone = zoo.backbone()
+    batch = batch_of([20, 15])
+    features = Features(backbone.forward(batch.ids).last, None)
+    for offset in (-1, 0, 1):
+        oracle = Oracle(backbone, offset)
+        oracle.unroll = lambda features, ids, found, offset=offset: (
+            features.last.flatten(0, 1)[at + 1 + depth + offset] for depth, at in enumerate(found)
+        )
+        oracle.project = lambda hidden, depth: backbone.logits(hidden)
+        settings = LossSettings(terms={"smooth_l1": 1.0, "kl": 0.1}, over=over)
+        losses = Objective(oracle, settings)(batch, features, torch.ones(3)).losses
+        assert (losses.abs() < 1e-4).all() if offset == 0 else (losses > 1).all()
+
+
+def test_weights_of_the_depths():
+    assert objective_of("eagle3", depths=3).shares.tolist() == pytest.approx([1 / 2.44, 0.8 / 2.44, 0.64 / 2.44])
+    assert objective_of("eagle3", depths=2, weights=[3.0, 1.0]).shares.tolist() == [0.75, 0.25]
+    with pytest.raises(UserError, match=r"loss.weights has 2 weights; the depths trained are 3"):
+        objective_of("medusa", weights=[1.0, 1.0])
+
+
+def test_more_tokens_than_there_are_cannot_be_compared():
+    with pytest.raises(UserError, match=r"loss.k is 30; the head proposes 24 tokens"):
+        objective_of("eagle3", "top_k", draft_vocab=24, k=30)
+    assert objective_of("eagle3", draft_vocab=24, k=30).loss.logits
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_noise_is_on_what_the_head_reads_alone_and_belongs_to_the_row(method):
+    objective = objective_of(method, noise=0.5)
+    read = []
+    unroll = objective.head.unroll
+    objective.head.unroll = lambda features, *rest: read.append(features) or unroll(features, *rest)
+    batch = batch_of([17, 12, 9])
+    clean = objective.features(batch)
+    before = clean.last.clone()
+    scale = torch.ones(objective.depths)
+    objective(batch, clean, scale)
+    noisy = read[-1]
+    assert torch.equal(clean.last, before)
+    for row, length in enumerate([17, 12, 9]):
+        for one, other in ((noisy.last, clean.last), (noisy.taps, clean.taps)):
+            if one is not None:
+                noise = (one - other)[row]
+                assert noise[:length].abs().max() <= 0.25 * 512 / length
+                assert noise[:length].std().item() == pytest.approx(0.5 * 512 / length / 12**0.5, rel=0.15)
+                assert not noise[length:].any()
+    alone = Batch(batch.ids[1:2, :12], batch.mask[1:2, :12], [1], 12)
+    objective(alone, objective.features(alone), scale)
+    torch.testing.assert_close(read[-1].last[0], noisy.last[1, :12])  # whatever it is batched and padded with
+    objective.seed = 1
+    objective(batch, clean, scale)
+    assert not torch.equal(read[-1].last, noisy.last)  # another step
+    objective.head.eval()
+    objective(batch, clean, scale)
+    assert read[-1] is clean  # none where it is measured
 
 
 def test_only_the_rows_of_the_draft_vocabulary_are_asked_of_the_backbone(monkeypatch):

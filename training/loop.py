@@ -26,6 +26,7 @@ from .batches import Batch
 from .checkpoints import Interrupts, State
 from .evaluate import evaluate
 from .log import Log, Window, memory, told
+from .losses import wording
 from .objective import Result
 from .recipe import Recipe, load_recipe
 from .setup import Setup, set_up
@@ -201,7 +202,8 @@ def optimize(
         UserError: the gradient is not finite, or zero; the head keeps its weights.
     """
     accelerator, world = setup.accelerator, setup.accelerator.num_processes
-    torch.manual_seed((setup.recipe.seed * 1_000_003 + step) * world + accelerator.process_index)
+    setup.objective.seed = setup.recipe.seed * 1_000_003 + step
+    torch.manual_seed(setup.objective.seed * world + accelerator.process_index)
     for group in setup.optimizer.param_groups:
         group["lr"] = lr * group["share"]
     scale = (world / counts.clamp(min=1)).to(accelerator.device)  # (D,); many processes average their gradients
@@ -228,7 +230,7 @@ def provenance(setup: Setup, state: State) -> dict[str, Any]:
         "rows": len(setup.rows),
         "steps": state.step,
         "tokens": state.tokens,
-        "loss": recipe.loss.name,
+        "loss": wording(recipe.loss),
         "depths": setup.objective.depths,
         "lr": recipe.optim.lr,
         "step": f"{recipe.batch.tokens} tokens" if recipe.batch.tokens else f"{recipe.batch.rows} rows",

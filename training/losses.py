@@ -1,27 +1,29 @@
-"""Losses on logits, and their sum over many positions without ever holding all logits.
+"""Losses, one value a position. They know no head.
 
-- `soft`, `hard`: one value a position, from logits alone. They know no head.
-- `summed`: values and gradients in one pass. The projection to logits runs in chunks of positions, the loss in blocks
-  that stay in the processor's cache, and gradients are taken on the spot: nothing is computed twice, and of all logits
-  no more than a chunk is kept. The backbone's distribution is computed once a position and serves all depths.
+- On logits: cross-entropy with the backbone or with the data, the divergences, and what acceptance is made of.
+- On features: smooth-L1, for heads that guess the backbone's features.
+- `Mixture`: several of them, by weight.
 
-Letters: D depths, M_d positions of depth d, J positions of the teacher, m positions of a chunk or block, H width, Vd
-draft vocabulary. p is the target's distribution, q the drafter's.
+The overlap of two distributions, the sum over v of min(p(v), q(v)), is the chance that a token sampled from q is
+accepted (Leviathan et al. 2023, arXiv 2211.17192, section 3.2). p may sum to less than 1 over the draft vocabulary,
+where it is the backbone's over all tokens; all formulas then hold as they stand, and the overlap stays that chance.
+
+Letters: m positions, H width, Vd draft vocabulary, V vocabulary. p is the target's distribution, q the drafter's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = {"cpu": 1 << 19}  # logits of a block: few enough for the cache
-CHUNK = {"cpu": 1 << 23}  # logits of a chunk: enough for the matrix products, and what bounds the memory
-ELSEWHERE = 1 << 26  # of either, on a device with a cache of another kind
+from .recipe import LossSettings
+
+Values = Callable[[Tensor, "Tensor | None", Tensor], Tensor]
 
 
 def soft(logits: Tensor, p: Tensor | None, labels: Tensor) -> Tensor:
@@ -29,14 +31,13 @@ def soft(logits: Tensor, p: Tensor | None, labels: Tensor) -> Tensor:
 
     Args:
         logits: (m, Vd) of the drafter.
-        p: (m, Vd), normalised over the draft vocabulary.
+        p: (m, Vd) of the target.
         labels: (m,) unused.
 
     Returns:
         (m,) - sum over v of p(v) log q(v), fp32 (float64 for logits of that kind).
     """
-    assert p is not None, "the soft loss reads the target's distribution"
-    return -(p * logits.log_softmax(-1, dtype=_exact(logits))).sum(-1)
+    return -(_given(p) * _log(logits)).sum(-1)
 
 
 def hard(logits: Tensor, p: Tensor | None, labels: Tensor) -> Tensor:
@@ -47,162 +48,147 @@ def hard(logits: Tensor, p: Tensor | None, labels: Tensor) -> Tensor:
         p: unused.
         labels: (m,) draft ids, -1 outside.
     """
-    return F.nll_loss(logits.log_softmax(-1, dtype=_exact(logits)), labels, ignore_index=-1, reduction="none")
+    return F.nll_loss(_log(logits), labels, ignore_index=-1, reduction="none")
+
+
+def kl(logits: Tensor, p: Tensor | None, labels: Tensor) -> Tensor:
+    """KL(p || q), the sum over v of p(v) log(p(v) / q(v)): `soft` less the entropy of p, with the same gradient."""
+    p = _given(p)
+    return (torch.xlogy(p, p) - p * _log(logits)).sum(-1)
+
+
+def reverse_kl(logits: Tensor, p: Tensor | None, labels: Tensor) -> Tensor:
+    """KL(q || p), the sum over v of q(v) log(q(v) / p(v)): the drafter keeps away from what the target never says
+    (Gu et al. 2023, MiniLLM, arXiv 2306.08543, section 2.1). A p that is 0 counts as the smallest normal number."""
+    log_q, p = _log(logits), _given(p)
+    return (log_q.exp() * (log_q - p.clamp(min=torch.finfo(p.dtype).tiny).log())).sum(-1)
+
+
+def top_k(logits: Tensor, p: Tensor | None, labels: Tensor, *, k: int = 10) -> Tensor:
+    """Cross-entropy over the k tokens that p is largest at (Zhang et al. 2024, HASS, arXiv 2408.15766, section 3.1)."""
+    weights, places = _given(p).topk(k, -1)  # (m, k) each
+    return -(weights * _log(logits).gather(-1, places)).sum(-1)
+
+
+def tv(logits: Tensor, p: Tensor | None, labels: Tensor) -> Tensor:
+    """Total variation, 1 - overlap: half the sum of |p - q|, tokens outside the draft vocabulary included."""
+    return 1 - torch.minimum(_given(p), _log(logits).exp()).sum(-1)
+
+
+def lk_alpha(logits: Tensor, p: Tensor | None, labels: Tensor) -> Tensor:
+    """- log overlap (Samarin et al. 2026, LK losses, arXiv 2602.23881): total variation, steeper where little is
+    accepted. Computed from logarithms, so that no overlap is too small for a gradient."""
+    log_p = _given(p).log().clamp(min=-1e4)
+    return -torch.minimum(log_p, _log(logits)).logsumexp(-1)
+
+
+def lk_lambda(logits: Tensor, p: Tensor | None, labels: Tensor, *, eta: float = 3.0) -> Tensor:
+    """L KL(p || q) + (1 - L) TV(p, q) with L = exp(-eta overlap), which has no gradient (LK losses, as above).
+
+    L is taken at each position by itself, so that a loss does not depend on what else is in its batch.
+    """
+    distance = tv(logits, p, labels)
+    share = torch.exp(-eta * (1 - distance.detach()))
+    return share * kl(logits, p, labels) + (1 - share) * distance
+
+
+def smooth_l1(guesses: Tensor, truth: Tensor | None, labels: Tensor) -> Tensor:
+    """Smooth-L1 between features, the mean over their width (Li et al. 2024, EAGLE, arXiv 2401.15077, section 4.2).
+
+    Args:
+        guesses: (m, H) of the drafter.
+        truth: (m, H) the backbone's own.
+        labels: (m,) unused.
+
+    Returns:
+        (m,) the mean over the width of d^2 / 2 where d = |guess - truth| is below 1, else of d - 1/2; fp32 or better.
+    """
+    dtype = exact(guesses)
+    return F.smooth_l1_loss(guesses.to(dtype), _given(truth).to(dtype), reduction="none").mean(-1)
 
 
 @dataclass(frozen=True)
 class Loss:
     """A loss, and what it is computed from."""
 
-    values: Callable[[Tensor, Tensor | None, Tensor], Tensor]
-    """(logits, p, labels) to one value a position."""
+    values: Values
+    """(logits, p, labels) to one value a position; of features: (guesses, truth, labels)."""
     teacher: bool
     """Whether it reads p; if not, it learns only where there is a label."""
+    features: bool = False
+    """Whether it compares features, and no logits."""
 
 
-LOSSES = {"soft": Loss(soft, teacher=True), "hard": Loss(hard, teacher=False)}
+LOSSES = {
+    "soft": Loss(soft, teacher=True),
+    "hard": Loss(hard, teacher=False),
+    "kl": Loss(kl, teacher=True),
+    "reverse_kl": Loss(reverse_kl, teacher=True),
+    "top_k": Loss(top_k, teacher=True),
+    "tv": Loss(tv, teacher=True),
+    "lk_alpha": Loss(lk_alpha, teacher=True),
+    "lk_lambda": Loss(lk_lambda, teacher=True),
+    "smooth_l1": Loss(smooth_l1, teacher=True, features=True),
+}
 
 
-@dataclass
-class Terms:
-    """What a loss is summed over."""
+@dataclass(frozen=True)
+class Mixture:
+    """A weighted sum of losses."""
 
-    loss: Loss
-    hidden: Sequence[Tensor]
-    """D tensors (M_d, H) that `project` reads."""
-    places: Sequence[Tensor]
-    """D tensors (M_d,) int64, ascending: which of the teacher's positions each one is compared with."""
-    labels: Sequence[Tensor]
-    """D tensors (M_d,) draft ids of the data's tokens, -1 outside."""
-    project: Callable[[Tensor, int], Tensor]
-    """(m, H) and the depth to (m, Vd) logits."""
-    teacher: Callable[[int, int], Tensor]
-    """A run of the teacher's positions, as first and last + 1, to (m, Vd) logits."""
-    count: int
-    """J."""
-    vocab: int
-    """Vd; sizes blocks and chunks."""
+    logits: tuple[tuple[float, Values], ...] = ()
+    """Weights and losses on logits."""
+    features: tuple[tuple[float, Values], ...] = ()
+    """Weights and losses on features."""
+    teacher: bool = True
+    """Whether every anchor counts; if not, only those whose token can be proposed."""
 
+    @classmethod
+    def of(cls, settings: LossSettings) -> Mixture:
+        """What the settings ask for."""
+        options: dict[str, dict[str, float]] = {"top_k": {"k": settings.k}, "lk_lambda": {"eta": settings.eta}}
+        parts = [(weight, name, LOSSES[name]) for name, weight in named(settings).items()]
+        made = [(weight, partial(loss.values, **options.get(name, {})), loss) for weight, name, loss in parts]
+        return cls(
+            tuple((weight, values) for weight, values, loss in made if not loss.features),
+            tuple((weight, values) for weight, values, loss in made if loss.features),
+            any(loss.teacher for _, _, loss in parts),
+        )
 
-@dataclass
-class Sums:
-    """What came of it."""
+    def values(self, logits: Tensor, p: Tensor | None, labels: Tensor) -> Tensor:
+        """(m, Vd) logits to (m,) values."""
+        return self._sum(self.logits, logits, p, labels)
 
-    losses: Tensor
-    """(D,) sums of the values by depth."""
-    tops: list[Tensor]
-    """D tensors (M_d,): the draft id that q is largest at."""
-    teacher_tops: Tensor
-    """(J,) the draft id that p is largest at; -1 where the loss reads no p."""
-    total: Tensor
-    """() the weighted sum of `losses`; the one thing that has a gradient."""
-
-
-def summed(terms: Terms, weights: Tensor, parameters: Sequence[Tensor]) -> Sums:
-    """Sum over depths d of weights[d] times the sum of the values at depth d.
-
-    Args:
-        weights: (D,).
-        parameters: all trained tensors that `project` may read; gradients reach these and `hidden`.
-    """
-    walk = _Walk(terms, weights, parameters)
-    total = _Summed.apply(walk, *terms.hidden, *parameters)  # type: ignore[no-untyped-call]
-    return Sums(walk.losses, walk.tops, walk.teacher_tops, total)
-
-
-class _Summed(torch.autograd.Function):
-    """Gradients are made in the forward pass and handed out in the backward pass."""
+    def feature_values(self, guesses: Tensor, truth: Tensor, labels: Tensor) -> Tensor:
+        """(m, H) features to (m,) values."""
+        return self._sum(self.features, guesses, truth, labels)
 
     @staticmethod
-    def forward(ctx: Any, walk: _Walk, *inputs: Tensor) -> Tensor:
-        walk.run(wanted=any(ctx.needs_input_grad))
-        ctx.save_for_backward(*walk.gradients)
-        return (walk.losses * walk.weights).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *outward: Tensor) -> tuple[Tensor | None, ...]:
-        scale = outward[0]
-        return None, *(None if one is None else one * scale.to(one.dtype) for one in ctx.saved_tensors)
+    def _sum(parts: tuple[tuple[float, Values], ...], ours: Tensor, theirs: Tensor | None, labels: Tensor) -> Tensor:
+        if len(parts) == 1 and parts[0][0] == 1:
+            return parts[0][1](ours, theirs, labels)
+        return sum((weight * values(ours, theirs, labels) for weight, values in parts), 0 * ours.sum(-1))
 
 
-class _Walk:
-    """One pass over all positions, chunk by chunk, and in a chunk depth by depth."""
-
-    def __init__(self, terms: Terms, weights: Tensor, parameters: Sequence[Tensor]) -> None:
-        device = weights.device.type
-        self.terms, self.weights, self.parameters = terms, weights, parameters
-        self.block = max(1, BLOCK.get(device, ELSEWHERE) // terms.vocab)
-        self.chunk = self.block * max(1, CHUNK.get(device, ELSEWHERE) // terms.vocab // self.block)
-        self.losses = torch.zeros_like(weights)
-        self.tops = [torch.empty_like(places) for places in terms.places]
-        self.teacher_tops = torch.full((terms.count,), -1, device=weights.device)
-        self.gradients: list[Tensor | None] = [None] * (len(terms.hidden) + len(parameters))
-        # where each block of the teacher's positions begins among the positions of a depth
-        grid = torch.arange(0, max(terms.count, 1) + self.block, self.block, device=weights.device)
-        self.edges = [torch.searchsorted(places, grid).tolist() for places in terms.places]
-
-    def run(self, wanted: bool) -> None:
-        if wanted:
-            for depth, hidden in enumerate(self.terms.hidden):
-                self.gradients[depth] = torch.zeros_like(hidden)
-        # without any position one empty chunk: its gradients are zeros, and no parameter is left without
-        for start in range(0, max(self.terms.count, 1), self.chunk):
-            stop = min(start + self.chunk, self.terms.count)
-            targets = self._targets(start, stop)
-            for depth in range(len(self.terms.hidden)):
-                self._descend(depth, start // self.block, targets, wanted, first=start == 0)
-
-    def _targets(self, start: int, stop: int) -> list[Tensor | None]:
-        """p of each block of a chunk, (m, Vd) each."""
-        if not self.terms.loss.teacher:
-            return [None] * max(1, -(-(stop - start) // self.block))
-        targets: list[Tensor | None] = []
-        for place, logits in enumerate(torch.split(self.terms.teacher(start, stop), self.block)):
-            p = logits.softmax(-1, dtype=_exact(logits))
-            self.teacher_tops[start + place * self.block :][: len(p)] = p.max(-1).indices
-            targets.append(p)
-        return targets
-
-    def _descend(self, depth: int, number: int, targets: Sequence[Tensor | None], wanted: bool, first: bool) -> None:
-        """One depth of a chunk, whose first block has this number."""
-        edges = self.edges[depth][number : number + len(targets) + 1]
-        begin, end = edges[0], edges[-1]
-        if begin == end and not first:
-            return
-        piece = self.terms.hidden[depth].detach()[begin:end].requires_grad_(wanted)
-        with torch.set_grad_enabled(wanted):
-            logits = self.terms.project(piece, depth)  # (m, Vd)
-        outward: list[Tensor] = []
-        for i, p in enumerate(targets):
-            if edges[i] < edges[i + 1]:
-                block = logits.detach()[edges[i] - begin : edges[i + 1] - begin].requires_grad_(wanted)
-                total = self._block(depth, slice(edges[i], edges[i + 1]), block, p, (number + i) * self.block)
-                outward += torch.autograd.grad(total, block) if wanted else ()
-        if wanted:
-            outward = outward or [logits.detach()]
-            gradients = torch.autograd.grad(logits, [piece, *self.parameters], torch.cat(outward), allow_unused=True)
-            self._keep(depth, begin, end, gradients)
-
-    def _block(self, depth: int, rows: slice, logits: Tensor, p: Tensor | None, start: int) -> Tensor:
-        """The weighted loss of a block of a depth's rows, whose p begins at this position of the teacher."""
-        self.tops[depth][rows] = logits.detach().max(-1).indices
-        if p is not None and len(p) > len(logits):
-            p = p[self.terms.places[depth][rows] - start]
-        with torch.set_grad_enabled(logits.requires_grad):
-            total = self.terms.loss.values(logits, p, self.terms.labels[depth][rows]).sum()
-            self.losses[depth] += total.detach()
-            return total * self.weights[depth]
-
-    def _keep(self, depth: int, begin: int, end: int, gradients: Sequence[Tensor | None]) -> None:
-        hidden, piece = self.gradients[depth], gradients[0]
-        assert hidden is not None, "run() makes room for it"
-        assert piece is not None, f"the projection of depth {depth} reads no hidden state"
-        hidden[begin:end] = piece
-        for place, gradient in enumerate(gradients[1:], len(self.terms.hidden)):
-            kept = self.gradients[place]
-            if gradient is not None:
-                self.gradients[place] = gradient if kept is None else kept.add_(gradient)
+def named(settings: LossSettings) -> Mapping[str, float]:
+    """Weights of the losses that the settings ask for, by name."""
+    return settings.terms or {settings.name: 1.0}
 
 
-def _exact(logits: Tensor) -> torch.dtype:
+def wording(settings: LossSettings) -> str:
+    """The losses in words, such as `smooth_l1 + 0.1 soft`."""
+    return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in named(settings).items())
+
+
+def exact(logits: Tensor) -> torch.dtype:
     return torch.promote_types(logits.dtype, torch.float32)
+
+
+def _log(logits: Tensor) -> Tensor:
+    """log q, fp32 or better."""
+    return logits.log_softmax(-1, dtype=exact(logits))
+
+
+def _given(p: Tensor | None) -> Tensor:
+    assert p is not None, "this loss reads the target's distribution or features"
+    return p

@@ -17,8 +17,10 @@ from ..errors import UserError
 from ..heads.backbone import Backbone, Features
 from ..heads.base import DraftHead
 from .batches import Batch, anchors
-from .losses import LOSSES, Terms, summed
+from .losses import LOSSES, Mixture, exact, named
+from .noise import noisy
 from .recipe import LossSettings
+from .summed import CHUNK, ELSEWHERE, Terms, summed
 
 DEPTHS = 3  # of a head that unrolls as far as it is told to
 
@@ -32,8 +34,8 @@ class Result:
     losses: Tensor
     """(D,) sums by depth."""
     hits: Tensor
-    """(D,) positions whose first choice is the one that the loss teaches: the backbone's within the draft vocabulary
-    (soft), or the data's token (hard)."""
+    """(D,) positions whose first choice is the one that is taught: the backbone's within the draft vocabulary,
+    or (hard) the token of the data."""
     tops: list[Tensor]
     """D tensors (M_d,): first choices, as draft ids."""
 
@@ -47,7 +49,7 @@ class Objective(nn.Module):
         autocast: whether the head's matrix products run in bf16; its weights stay fp32.
 
     Raises:
-        UserError: more or fewer depths are asked for than the head has.
+        UserError: more or fewer depths are asked for than the head has or than have weights, or a loss does not fit.
     """
 
     def __init__(self, head: DraftHead, settings: LossSettings, *, autocast: bool = False) -> None:
@@ -60,10 +62,13 @@ class Objective(nn.Module):
             )
         self.head = head
         self.depths = settings.depths or limit or DEPTHS
-        self.loss = LOSSES[settings.name]
+        _check(settings, head)
+        self.loss = Mixture.of(settings)
+        self.settings = settings
         self.autocast = autocast
-        decay = torch.tensor([settings.decay**depth for depth in range(self.depths)], device=head.backbone.device)
-        self.register_buffer("shares", decay / decay.sum(), persistent=False)
+        self.seed = 0  # of the noise; another one for each step
+        weights = torch.tensor(_weights(settings, self.depths), device=head.backbone.device)
+        self.register_buffer("shares", weights / weights.sum(), persistent=False)
         self.shares: Tensor  # (D,) weights of the depths, 1 in all
         self._rows: tuple[Tensor, Tensor | None] | None = None
 
@@ -100,17 +105,20 @@ class Objective(nn.Module):
         taught = found[0] + 1  # (J,) the backbone's logits for the token that depth 0 proposes
         places = [torch.searchsorted(taught, at + 1 + depth) for depth, at in enumerate(found)]
         labels = self.labels(batch.ids, found)
+        teacher = self._teacher(features.last.flatten(0, 1)[taught])
         trained = [one for one in self.head.parameters() if one.requires_grad]
         with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.autocast):
             terms = Terms(
                 loss=self.loss,
-                hidden=list(self.head.unroll(features, batch.ids, found)),
+                hidden=list(self.head.unroll(self._read(batch, features), batch.ids, found)),
                 places=places,
                 labels=labels,
                 project=self.head.project,
-                teacher=self._teacher(features.last.flatten(0, 1)[taught]),
+                teacher=teacher,
                 count=len(taught),
                 vocab=self.head.vocab.size,
+                mass=teacher.mass if self.settings.over == "all" and not self.head.vocab.full else None,
+                truth=teacher.last,
             )
             sums = summed(terms, scale * self.shares, trained)
         total = sums.total
@@ -119,6 +127,14 @@ class Objective(nn.Module):
         aims = [sums.teacher_tops[place] for place in places] if self.loss.teacher else labels
         hits = torch.stack([(top == aim).sum() for top, aim in zip(sums.tops, aims, strict=True)])
         return Result(total, sums.losses, hits, sums.tops)
+
+    def _read(self, batch: Batch, features: Features) -> Features:
+        """What the head is given to read."""
+        if not (self.settings.noise and self.head.training):
+            return features
+        width = batch.mask.shape[1]
+        lengths = width - batch.mask.flip(1).byte().argmax(1)  # (B,) up to the last token that anything is learned from
+        return noisy(features, batch.rows, lengths.tolist(), self.settings.noise, self.seed)
 
     def _teacher(self, last: Tensor) -> _Teacher:
         if self._rows is None:
@@ -129,12 +145,40 @@ class Objective(nn.Module):
 
 
 class _Teacher:
-    """The backbone's logits for (J, H) hidden states, in its own dtype, over the draft vocabulary alone."""
+    """What the backbone says behind (J, H) hidden states, in its own dtype."""
 
     def __init__(self, backbone: Backbone, last: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         self.backbone, self.last, self.weight, self.bias = backbone, last, weight, bias
 
     @torch.no_grad()
     def __call__(self, start: int, stop: int) -> Tensor:
+        """(m, Vd) logits over the draft vocabulary alone."""
         with torch.autocast(self.last.device.type, enabled=False):
             return self.backbone.finish(F.linear(self.last[start:stop].to(self.weight.dtype), self.weight, self.bias))
+
+    @torch.no_grad()
+    def mass(self, start: int, stop: int) -> Tensor:
+        """(m,) log of the sum of exp(logits) over all tokens, some positions at a time."""
+        device = self.last.device.type
+        room = max(1, CHUNK.get(device, ELSEWHERE) // self.backbone.vocab_size)
+        with torch.autocast(device, enabled=False):
+            parts = torch.split(self.last[start:stop], room)
+            return torch.cat([self.backbone.logits(part).to(exact(part)).logsumexp(-1) for part in parts])
+
+
+def _check(settings: LossSettings, head: DraftHead) -> None:
+    """Refuse losses that the head has nothing for."""
+    for name in named(settings):
+        if LOSSES[name].features and not head.regresses:
+            raise UserError(
+                f"loss.name or loss.terms asks for {name}, which compares guessed features with the backbone's; what "
+                f"this {head.method} head hands to its projection is no guess of them. Losses on logits fit every head"
+            )
+        if name == "top_k" and settings.k > head.vocab.size:
+            raise UserError(f"loss.k is {settings.k}; the head proposes {head.vocab.size} tokens: choose no more")
+
+
+def _weights(settings: LossSettings, depths: int) -> list[float]:
+    if settings.weights and len(settings.weights) != depths:
+        raise UserError(f"loss.weights has {len(settings.weights)} weights; the depths trained are {depths}")
+    return settings.weights or [settings.decay**depth for depth in range(depths)]

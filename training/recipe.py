@@ -9,10 +9,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .. import settings
-from ..errors import UserError
+from ..errors import UserError, nearest
+
+LossName = Literal["soft", "hard", "kl", "reverse_kl", "top_k", "tv", "lk_alpha", "lk_lambda", "smooth_l1"]
 
 
 @dataclass
@@ -35,14 +37,42 @@ class DataSettings:
 class LossSettings:
     """What is minimised: the mean over the anchors of each depth, then over depths by their weights."""
 
-    name: Literal["soft", "hard"] = "soft"
-    """soft: cross-entropy with what the backbone says over the draft vocabulary; hard: with the tokens of the data."""
+    name: LossName = "soft"
+    """soft: cross-entropy with what the backbone says over the draft vocabulary; hard: with the tokens of the data; the
+    others stand in docs/train.md."""
+    terms: dict[str, float] = field(default_factory=dict)
+    """Several losses in place of name, each with its weight, such as {smooth_l1: 1.0, soft: 0.1}."""
+    over: Literal["draft", "all"] = "draft"
+    """The tokens that the backbone's distribution sums to 1 over: the draft vocabulary, or all. With all, tv, lk_alpha
+    and lk_lambda see the chance of acceptance itself; it costs a projection to all tokens a position."""
+    k: int = 10
+    """Tokens that top_k compares."""
+    eta: float = 3.0
+    """How soon lk_lambda turns from kl to tv as acceptance grows."""
     depths: int | None = None
     """Drafted tokens that are trained; without it, all that a Medusa head has, and 3 for a head that unrolls."""
     decay: float = 0.8
     """Weight of a depth, as a multiple of that of the depth before."""
+    weights: list[float] = field(default_factory=list)
+    """Weights of the depths, one by one, in place of decay; only their ratios count."""
+    noise: float = 0.0
+    """Uniform noise on the features that the head reads in training, as EAGLE has it: numbers up to half of this either
+    way, times 512 over the tokens of the row. EAGLE's own is 0.2."""
 
     def __post_init__(self) -> None:
+        for name, weight in self.terms.items():
+            if name not in get_args(LossName):
+                hint = nearest(name, get_args(LossName))
+                raise UserError(
+                    f"loss.terms has {name}; the losses are {', '.join(get_args(LossName))}"
+                    + (f"; did you mean {hint}?" if hint else "")
+                )
+            _require(0 < weight < math.inf, f"loss.terms.{name}", weight, "a number above 0")
+        _require(self.k >= 1, "loss.k", self.k, "1 or more")
+        _require(0 <= self.eta < math.inf, "loss.eta", self.eta, "a number of 0 or more")
+        _require(0 <= self.noise < math.inf, "loss.noise", self.noise, "a number of 0 or more")
+        for weight in self.weights:
+            _require(0 < weight < math.inf, "loss.weights", self.weights, "numbers above 0")
         _require(self.depths is None or self.depths >= 1, "loss.depths", self.depths, "1 or more")
         _require(0 < self.decay < math.inf, "loss.decay", self.decay, "a number above 0")
 
