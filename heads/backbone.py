@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from ..errors import UserError
 from . import chat
 from .cache import Cache
-from .mask import attention_mask, causal, positions
+from .mask import Reach, attention_mask, causal, positions
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Tensor
 
-_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "norm_f", "final_norm")
+_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "norm_f", "final_norm", "layer_norm")
 _BY_SLOTS = {"bloom": "ALiBi", "mpt": "ALiBi", "gpt_neo": "the local attention"}
-_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_RECURRENT = {"rwkv": "recurrent", "xlstm": "recurrent"}  # their configs list no layer types
 
 
 @dataclass
@@ -69,13 +69,13 @@ class Backbone:
         self.name = name or str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
-        self._decoder: nn.Module = model.get_decoder()
+        self._decoder: nn.Module = _decoder(model)
         self._refuse_slots()
+        self._reaches = self._find_reaches()
         self._layers = self._find_layers()
         self._norm = self._find_norm()
         self._projection: nn.Module = model.get_output_embeddings()
         self._embedding: nn.Module = model.get_input_embeddings()
-        self._windows = self._find_windows()
         self._cache_argument = _cache_argument(self._decoder)
         self._checked = False
 
@@ -243,26 +243,32 @@ class Backbone:
         names = [name for name, _ in self._decoder.named_children()]
         raise UserError(f"{type(self._decoder).__name__}: no final norm among its parts {names}")
 
-    def _find_windows(self) -> dict[str, int | None]:
-        """Width of the attention window (None: unlimited) by layer type."""
+    def _find_reaches(self) -> dict[str, Reach]:
+        """How far back layers look, by layer type."""
         window = getattr(self.config, "sliding_window", None)
-        types = getattr(self.config, "layer_types", None)
+        chunk = getattr(self.config, "attention_chunk_size", None)
+        known = {
+            "full_attention": Reach(),
+            "sliding_attention": Reach(window=window),
+            "chunked_attention": Reach(chunk=chunk),
+        }
+        kind = self.config.model_type
+        types = [_RECURRENT[kind]] if kind in _RECURRENT else getattr(self.config, "layer_types", None)
         if not types:
-            return {"full_attention": window}
-        unknown = sorted(set(types) - _KNOWN_LAYER_TYPES)
+            return {"full_attention": Reach(window=window)}
+        unknown = sorted(set(types) - known.keys())
         if unknown:
             raise UserError(
                 f"{self.name}: layers of type {', '.join(unknown)} keep a state that cannot be rolled back when drafts "
-                "are rejected; models with full or sliding-window attention work"
+                "are rejected; models with full, sliding-window or chunked attention work"
             )
-        return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(types))}
+        return {one: known[one] for one in sorted(set(types))}
 
     # -- calling it ----------------------------------------------------------------------------------------------
 
     def _masks(self, lengths: Sequence[int], ancestors: Tensor) -> Tensor | dict[str, Tensor]:
         masks = {
-            kind: attention_mask(lengths, ancestors, self.dtype, window=window)
-            for kind, window in self._windows.items()
+            kind: attention_mask(lengths, ancestors, self.dtype, reach=reach) for kind, reach in self._reaches.items()
         }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
@@ -309,6 +315,14 @@ class Backbone:
         if not ids:
             raise UserError("the prompt is empty: at least one token is needed")
         return list(ids)
+
+
+def _decoder(model: Any) -> nn.Module:
+    """The part of a causal LM that ends with the final norm; some models name themselves when asked for it."""
+    found = model.get_decoder()
+    decoder = model.model if found is model else found
+    assert isinstance(decoder, nn.Module)
+    return decoder
 
 
 def _cache_argument(decoder: nn.Module) -> str:

@@ -7,9 +7,22 @@ slots.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Reach(NamedTuple):
+    """How far back a layer looks; without either, over the whole text."""
+
+    window: int | None = None
+    """The last so many positions, the query's own counted (sliding-window attention)."""
+    chunk: int | None = None
+    """From the last position that is a multiple of this (chunked attention)."""
+
+
+EVERYTHING = Reach()
 
 
 def causal(width: int, device: torch.device | None = None) -> Tensor:
@@ -29,22 +42,21 @@ def positions(lengths: Sequence[int], ancestors: Tensor) -> Tensor:
 
 
 def attention_mask(
-    lengths: Sequence[int], ancestors: Tensor, dtype: torch.dtype, *, window: int | None = None
+    lengths: Sequence[int], ancestors: Tensor, dtype: torch.dtype, *, reach: Reach = EVERYTHING
 ) -> Tensor:
     """(B, 1, T, S) additive mask over the slots of a cache: 0 where a query looks, the dtype's minimum elsewhere.
 
-    A query sees the committed tokens of its row and its own ancestors among the pending ones, both only within
-    `window` positions (itself counted) where there is a window.
+    A query sees the committed tokens of its row and its own ancestors among the pending ones, both only as far back
+    as `reach` goes.
 
     Args:
         lengths: committed tokens of each row; pending ones lie right behind them.
         ancestors: (T, P) or (B, T, P) bool; the queries are the last T of the P pending tokens.
-        window: width of sliding-window attention, or None.
     """
     rows, longest = len(lengths), max(lengths)
     width, pending = ancestors.shape[-2:]
     device = ancestors.device
-    if window is None and min(lengths) == longest:
+    if reach == EVERYTHING and min(lengths) == longest:
         visible = torch.ones(
             (ancestors.shape[0] if ancestors.ndim == 3 else 1),
             width,
@@ -64,13 +76,13 @@ def attention_mask(
     else:
         pending_visible = ancestors.gather(2, offset[:, None].expand(-1, width, -1))
     visible = torch.where(inside[:, None], pending_visible, (slot < length)[:, None])
-    if window is not None:
-        visible = visible & _within(window, length, slot, offset, inside, ancestors)
+    if reach != EVERYTHING:
+        visible = visible & _within(reach, length, slot, offset, inside, ancestors)
     return _additive(visible, dtype)
 
 
-def _within(window: int, length: Tensor, slot: Tensor, offset: Tensor, inside: Tensor, ancestors: Tensor) -> Tensor:
-    """(B, T, S) bool: the slot's position is less than `window` behind the query's.
+def _within(reach: Reach, length: Tensor, slot: Tensor, offset: Tensor, inside: Tensor, ancestors: Tensor) -> Tensor:
+    """(B, T, S) bool: the slot's position is not too far behind the query's.
 
     A visible pending slot is an ancestor, so its distance is the number of the query's ancestors below it; ancestors
     come in order of depth, hence a running count from the right gives it.
@@ -83,7 +95,10 @@ def _within(window: int, length: Tensor, slot: Tensor, offset: Tensor, inside: T
     else:
         distance = below.gather(2, offset[:, None].expand(-1, below.shape[1], -1))
     distance = torch.where(inside[:, None], distance, query[:, :, None] - slot[:, None])
-    return distance < window
+    if reach.chunk is not None:
+        return distance <= query[:, :, None] % reach.chunk
+    assert reach.window is not None
+    return distance < reach.window
 
 
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ import zoo
 from headstart.errors import UserError
 from headstart.heads.backbone import Backbone
 from headstart.heads.load import load_backbone
-from headstart.heads.mask import attention_mask, causal, positions
+from headstart.heads.mask import Reach, attention_mask, causal, positions
 
 FAMILIES = list(zoo.FAMILIES)
 
@@ -121,13 +121,13 @@ def test_rows_leave_and_the_others_stay_right(gone: list[int]) -> None:
         torch.testing.assert_close(found[place, 0], backbone.forward(whole[None]).last[0, -1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_mask_equals_its_definition(window: int | None) -> None:
+@pytest.mark.parametrize("reach", [Reach(), Reach(window=3), Reach(chunk=3)], ids=["all", "window", "chunk"])
+def test_mask_equals_its_definition(reach: Reach) -> None:
     """Against the plain definition, for ragged rows and a tree whose last level is the query."""
     lengths = [2, 5]
     ancestors = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
     queries = ancestors[2:]
-    mask = attention_mask(lengths, queries, torch.float32, window=window)
+    mask = attention_mask(lengths, queries, torch.float32, reach=reach)
     where = positions(lengths, queries)
     depth = ancestors.sum(-1) - 1
     for row, length in enumerate(lengths):
@@ -136,8 +136,10 @@ def test_mask_equals_its_definition(window: int | None) -> None:
                 pending = slot - length
                 seen = slot < length or (pending < 4 and bool(queries[query, pending]))
                 position = slot if slot < length else length + int(depth[pending]) if pending < 4 else 0
-                if window is not None:
-                    seen = seen and int(where[row, query]) - position < window
+                if reach.window is not None:
+                    seen = seen and int(where[row, query]) - position < reach.window
+                if reach.chunk is not None:
+                    seen = seen and int(where[row, query]) // reach.chunk == position // reach.chunk
                 assert (mask[row, 0, query, slot] == 0) == seen
 
 

@@ -1,0 +1,133 @@
+"""Every head on every architecture: built, trained, saved, loaded and decoded with; a new row joins by being there."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import families
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import zoo
+from headstart import Backbone, Generator, UserError, load_head
+from headstart.heads.base import DraftHead
+from headstart.heads.format import save_head
+from headstart.heads.methods import METHODS
+from headstart.training.batches import Batch
+from headstart.training.objective import Objective
+from headstart.training.recipe import LossSettings
+
+NAMES = [*families.ROWS, *families.NESTED]
+PROMPT = 15  # longer than the windows of 8
+NEW = 14
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def prompt(seed: int = 3) -> Tensor:
+    return torch.randint(3, zoo.VOCAB, (1, PROMPT), generator=torch.Generator().manual_seed(seed))
+
+
+@functools.cache
+@torch.no_grad()
+def own(backbone: Backbone) -> list[int]:
+    """What the model's own generate says, greedily."""
+    ids = prompt()
+    options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 2}
+    found: list[int] = backbone.model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, PROMPT:].tolist()
+    return found
+
+
+def train(head: DraftHead, steps: int = 2) -> None:
+    """Two optimizer steps on two short rows."""
+    objective = Objective(head, LossSettings())
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
+    ids = torch.randint(3, zoo.VOCAB, (2, 12), generator=torch.Generator().manual_seed(5))
+    mask = torch.zeros(2, 12, dtype=torch.bool)
+    mask[:, 4:] = True
+    batch = Batch(ids, mask, [0, 1], ids.numel())
+    counts = objective.counts(batch).clamp(min=1)
+    for _ in range(steps):
+        total = objective(batch, objective.features(batch), 1 / counts).total
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        assert torch.isfinite(total)
+
+
+def trained(backbone: Backbone, method: str) -> DraftHead:
+    fields: dict[str, Any] = {"num_heads": 3} if method in ("medusa", "hydra") else {}
+    torch.manual_seed(1)
+    head = METHODS[method].build(backbone, **fields)
+    if head.trainable:
+        before = [weight.detach().clone() for weight in head.parameters()]
+        train(head)
+        assert any((old != new).any() for old, new in zip(before, head.parameters(), strict=True))
+    return head
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lookup_changes_nothing(name: str) -> None:
+    backbone = families.backbone(name)
+    ids = prompt()
+    assert Generator(backbone, "ngram").generate(ids, max_new_tokens=NEW, do_sample=False).tokens == own(backbone)
+    sampled = {"max_new_tokens": NEW, "do_sample": True, "temperature": 1.0, "seed": 4}
+    plain = Generator(backbone).generate(ids, **sampled)
+    assert Generator(backbone, "ngram").generate(ids, **sampled).tokens == plain.tokens
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "gpt2", "falcon", "llama4"])
+def test_eager_attention(name: str) -> None:
+    backbone = families.backbone(name, "eager")
+    head = trained(backbone, "eagle3")
+    output = Generator(backbone, head, tree="dynamic:3x2x6").generate(prompt(), max_new_tokens=NEW, do_sample=False)
+    assert output.tokens == own(backbone)
+
+
+def _pairs() -> list[Any]:
+    """All heads on every shape of model; beyond `families.CORE` all but one are left to the slow tests."""
+    return [
+        pytest.param(name, method, marks=[] if name in families.CORE or method == "eagle3" else pytest.mark.slow)
+        for name in NAMES
+        for method in METHODS
+    ]
+
+
+@pytest.mark.parametrize(("name", "method"), _pairs())
+def test_every_head(name: str, method: str, tmp_path: Path) -> None:
+    backbone = families.backbone(name)
+    head = trained(backbone, method)
+    loaded = load_head(save_head(head, tmp_path / "head"), backbone)
+    assert all(torch.equal(loaded.state_dict()[key], value) for key, value in head.state_dict().items())
+    for tree in ("chain:2", "dynamic:3x2x6"):
+        output = Generator(backbone, loaded, tree=tree).generate(prompt(), max_new_tokens=NEW, do_sample=False)
+        assert output.tokens == own(backbone)
+        assert output.stats.rounds < NEW or output.stats.acceptance_length == 1
+
+
+REFUSED: dict[str, str] = {
+    "Mamba": "linear_attention",
+    "Jamba": "linear_attention",
+    "Qwen3Next": "linear_attention",
+    "FalconH1": "hybrid",
+    "Rwkv": "recurrent",
+    "Bloom": "ALiBi",
+    "Mpt": "ALiBi",
+    "GPTNeo": "local attention",
+}
+SHAPES: dict[str, dict[str, Any]] = {"GPTNeo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]}}
+
+
+@pytest.mark.parametrize("prefix", REFUSED)
+def test_what_cannot_be_rolled_back_is_refused_by_layer(prefix: str) -> None:
+    config = getattr(transformers, f"{prefix}Config")(
+        **{"vocab_size": zoo.VOCAB, "hidden_size": 64, **SHAPES.get(prefix, {"num_hidden_layers": 4})}
+    )
+    with torch.device("meta"):
+        model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+    with pytest.raises(UserError, match=REFUSED[prefix]):
+        Backbone(model)
