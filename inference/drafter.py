@@ -9,7 +9,7 @@ which `step` was given them; -1 is the anchor, whose child is every draft of dep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from ..heads.backbone import Features
 from ..heads.base import DraftHead, Step
+from .chance import Chance
+from .drawn import drawn, spread
 from .tree import Chain, Dynamic, Shape, Static, Tree, limited
 
 
@@ -49,6 +51,24 @@ class Drafter(Protocol):
         """A tree rooted in the last token of the text, at most `budget` deep (0: the root alone)."""
 
 
+@runtime_checkable
+class SamplingDrafter(Drafter, Protocol):
+    """A drafter that can draw its drafts at random and say from which law: what the rules chain, siblings, block and
+    traversal ask for."""
+
+    def sample(self, budget: int, chance: Chance, law: Callable[[Tensor], Tensor]) -> Tree:
+        """A tree as `draft` gives it, but with drawn tokens, and with `laws`.
+
+        The children of a node are drawn from one law without replacement, and stay in draw order; no drawn token is
+        left out again. Whether there is a child may depend on anything but its own token and those of later siblings.
+
+        Args:
+            chance: all randomness of this round's drafts.
+            law: (K, V) logits, -inf for what cannot be drafted, to (K, V) float64 probabilities on the CPU, by the
+                request's temperature, top_k, top_p and min_p. Another law is as exact if `laws` says it.
+        """
+
+
 class NoDrafter:
     """Plain decoding, as a drafter."""
 
@@ -61,6 +81,9 @@ class NoDrafter:
         self.last = next_ids[-1]
 
     def draft(self, budget: int) -> Tree:
+        return Tree.chain([self.last])
+
+    def sample(self, budget: int, chance: Chance, law: Callable[[Tensor], Tensor]) -> Tree:
         return Tree.chain([self.last])
 
 
@@ -94,6 +117,23 @@ class HeadDrafter:
         logits = self.anchored.logits[0, -1:]  # (1, Vd) at the anchor
         shape = limited(self.shape, depth)
         return self._dynamic(shape, logits) if isinstance(shape, Dynamic) else self._static(shape, logits)
+
+    def sample(self, budget: int, chance: Chance, law: Callable[[Tensor], Tensor]) -> Tree:
+        depth = min(self.depth, budget)
+        if depth < 1:
+            return Tree.chain([self.root])
+        assert self.anchored is not None, "draft before advance"
+        vocab, numbers = self.head.vocab, {0: -1}  # by node of the tree, the head's number
+        ids = None if vocab.full else vocab.ids
+
+        def expand(tokens: Sequence[int], nodes: Sequence[int], parents: Sequence[int]) -> Tensor:
+            above = [numbers[parent] for parent in parents]
+            numbers.update({node: len(numbers) - 1 + place for place, node in enumerate(nodes)})
+            logits = self._step(*(torch.tensor(column, device=self.device) for column in (tokens, above)))
+            return spread(logits, ids, vocab.vocab_size)
+
+        first = spread(self.anchored.logits[0, -1:], ids, vocab.vocab_size)  # (1, V) at the anchor
+        return drawn(limited(self.shape, depth), self.root, first, expand, chance, law)
 
     def _static(self, shape: Chain | Static, logits: Tensor) -> Tree:
         levels, parents = _plan(shape, self.device)

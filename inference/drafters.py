@@ -37,6 +37,19 @@ def drafter_factory(backbone: Backbone, drafter: Any, shape: Shape | None) -> Ca
     raise UserError(f"drafter {drafter!r}: expected {kinds}")
 
 
+def chained(drafter: Any, shape: Shape | None, rule: str) -> Shape | None:
+    """The form of the drafts for a rule that judges chains; None leaves it to the drafter.
+
+    Raises:
+        UserError: another form was asked for.
+    """
+    if shape is None and isinstance(drafter, DraftHead):
+        return Chain(min(DEFAULT_SHAPE.depth, drafter.max_depth or DEFAULT_SHAPE.depth))
+    if shape is not None and any(set(path) - {0} for path in getattr(shape, "paths", [(1,)])):
+        raise UserError(f"rule={rule} judges chains, as in tree=chain:4; {shape} is none (rule=siblings takes trees)")
+    return shape
+
+
 def _fitted(shape: Shape, head: DraftHead, noted: bool) -> Shape:
     """The shape, cut to what the head can draft."""
     if head.max_depth is None or shape.depth <= head.max_depth:

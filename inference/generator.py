@@ -10,22 +10,26 @@ Letters: T positions, N tree nodes, H hidden width, V vocabulary.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import UserError
 from ..heads.backbone import Backbone, Features, Prompt
 from ..heads.cache import Cache
+from .chance import DRAFTING
 from .detokenizer import Detokenizer
 from .detokenizer import decode as decode_text
-from .drafter import Drafter
-from .drafters import drafter_factory
-from .sampler import Sampler
+from .drafter import Drafter, SamplingDrafter
+from .drafters import chained, drafter_factory
+from .judging import MATCH, judged, law_of
+from .output import Output as Output
+from .output import Piece as Piece
+from .prompts import encoded
+from .sampler import NoToken, Sampler
 from .stats import Stats, Watch
 from .tree import Shape, Tree, parse_shape
 from .verify import match
@@ -33,31 +37,12 @@ from .verify import match
 PREFILL = 512  # positions of one prefill forward: bounds the memory of masks and activations
 
 
-@dataclass
-class Output:
-    """What was generated for one prompt."""
+class Request(NamedTuple):
+    """One answer that is asked for."""
 
-    text: str
-    """Without special tokens; empty if the backbone has no tokenizer."""
-    tokens: list[int]
-    """The new tokens, an end of sequence included."""
-    stats: Stats
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass
-class Piece:
-    """A bit of a stream. The texts of all pieces add up to the text of the output, and so do the tokens."""
-
-    text: str
-    tokens: list[int] = field(default_factory=list)
-    stats: Stats | None = None
-    """On the last piece only, which may have no text."""
-
-    def __str__(self) -> str:
-        return self.text
+    ids: list[int]
+    sampler: Sampler
+    rule: str
 
 
 class Generator:
@@ -68,123 +53,176 @@ class Generator:
         drafter: a draft head, "ngram", any `Drafter`, or None for plain decoding.
         tree: the form of a head's drafts, as `Chain`, `Static`, `Dynamic` or their text ("dynamic:4x4x8"); for "ngram"
             a chain. A form deeper than the head is cut to its depth, with a note.
+        rule: how drafts are verified, by name: "match", or one of `rules.RULES`. All but "typical" keep the
+            backbone's distribution; with "match" a seed gives the same tokens whatever drafts.
 
     Raises:
-        UserError: the head was made for another backbone, or the drafter or tree is unknown.
+        UserError: the head was made for another backbone, or drafter, tree or rule are unknown or do not go together.
     """
 
-    def __init__(self, backbone: Backbone, drafter: Any = None, *, tree: Shape | str | None = None) -> None:
-        self.backbone = backbone
-        shape = parse_shape(tree) if isinstance(tree, str) else tree
-        self._new_drafter = drafter_factory(backbone, drafter, shape)
+    def __init__(
+        self, backbone: Backbone, drafter: Any = None, *, tree: Shape | str | None = None, rule: str = MATCH
+    ) -> None:
+        self.backbone, self.rule = backbone, rule
+        self._drafter, self._shape = drafter, parse_shape(tree) if isinstance(tree, str) else tree
+        self._factories: dict[bool, Callable[[], Drafter]] = {}  # by whether drafts have to be chains
         self._modules = [backbone.model, *([drafter] if isinstance(drafter, nn.Module) else [])]
+        self._factory(rule)
 
-    def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
+    def generate(self, prompt: Prompt | Sequence[Prompt], *, streamer: Any = None, **options: Any) -> Any:
         """Generate for a prompt, or for each of a list of prompts.
 
         Args:
             prompt: a str (one user turn) or a list of chat messages, both through the chat template; token ids, as list
                 or tensor (T,) or (1, T); or a list of these, or ids (B, T), one after another.
+            streamer: as in `model.generate`: is given the prompt, then each token, then the end.
             options: what `model.generate` takes (max_new_tokens, do_sample, temperature, generation_config, ...), and
-                `seed`. Without sampling arguments the backbone's own generation config decides.
+                `seed`, `rule`, `frequency_penalty`, `presence_penalty`, `output_logprobs`. Without sampling arguments
+                the backbone's own generation config decides.
 
         Returns:
-            An `Output`; a list of them for a list of prompts. Entry i is sample i of the seed.
+            An `Output`; a list of them for a list of prompts, or where num_return_sequences is above 1: all answers to
+            the first prompt, then all to the second. Entry i is sample i of the seed.
 
         Raises:
-            UserError: an option is unknown, or the prompt is empty or too long for the backbone.
+            UserError: an option is unknown or not supported, or the prompt is empty or too long for the backbone.
         """
-        prompts = _prompts(prompt)
-        prepared = self._prepared([prompt] if prompts is None else prompts, options)
-        outputs = [self._output(ids, sampler) for ids, sampler in prepared]
-        return outputs[0] if prompts is None else outputs
+        prepared, several = self._prepared(prompt, options)
+        if streamer is not None and len(prepared) > 1:
+            raise UserError(f"a streamer takes one answer, and {len(prepared)} were asked for")
+        outputs = [self._output(request, streamer) for request in prepared]
+        return outputs if several else outputs[0]
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
         """The same for one prompt, piece by piece, each as soon as its run of tokens is accepted."""
-        if _prompts(prompt) is not None:
-            raise UserError("stream takes one prompt; use generate for a list of them")
-        ((ids, sampler),) = self._prepared([prompt], options)
-        return self._pieces(ids, sampler)
+        if options.pop("streamer", None) is not None:
+            raise UserError("stream gives the pieces itself; a streamer is for generate")
+        prepared, several = self._prepared(prompt, options)
+        if several:
+            raise UserError("stream takes one prompt and one answer; use generate for more of them")
+        return self._pieces(prepared[0])
 
-    def _output(self, ids: list[int], sampler: Sampler) -> Output:
-        stats = Stats()
-        tokens = [token for run in self._runs(ids, sampler, stats) for token in run]
-        return Output(decode_text(self.backbone.tokenizer, tokens), tokens, stats)
+    def _output(self, request: Request, streamer: Any) -> Output:
+        stats, tokens = Stats(), list[int]()
+        if streamer is not None:
+            streamer.put(torch.tensor([request.ids]))
+        for run in self._runs(request, stats):
+            tokens += run
+            for token in run if streamer is not None else ():
+                streamer.put(torch.tensor([token]))
+        if streamer is not None:
+            streamer.end()
+        record = request.sampler.record
+        kept: dict[str, Any] = {} if record is None else record.kept()
+        return Output(decode_text(self.backbone.tokenizer, tokens), tokens, stats, **kept)
 
-    def _pieces(self, ids: list[int], sampler: Sampler) -> Iterator[Piece]:
+    def _pieces(self, request: Request) -> Iterator[Piece]:
         stats, text = Stats(), Detokenizer(self.backbone.tokenizer)
-        for run in self._runs(ids, sampler, stats):
+        for run in self._runs(request, stats):
             yield Piece(text.push(run), run)
         yield Piece(text.finish(), [], stats)
 
-    def _prepared(self, prompts: Sequence[Any], options: Mapping[str, Any]) -> list[tuple[list[int], Sampler]]:
-        """Token ids and sampler of each prompt, so that whatever is wrong with one is said before any work."""
-        prepared: list[tuple[list[int], Sampler]] = []
+    def _prepared(self, prompt: Any, options: Mapping[str, Any]) -> tuple[list[Request], bool]:
+        """All answers that are asked for, so that whatever is wrong with one is said before any work; and whether they
+        are to come as a list."""
         options = dict(options)
-        for sample, prompt in enumerate(prompts):
-            try:
-                ids = self._encoded(prompt)
-            except UserError as error:
-                raise error if len(prompts) == 1 else UserError(f"prompt {sample}: {error}") from error
-            sampler = Sampler.from_options(self.backbone, ids, sample=sample, **options)
-            options["seed"] = sampler.seed  # where none was given, one is drawn for all
-            prepared.append((ids, sampler))
-        return prepared
+        rule = options.pop("rule", None) or self.rule
+        self._factory(rule)
+        law = law_of(rule)
+        if law is not None and not law.lazy and options.get("logits_processor"):
+            raise UserError(
+                f"rule={rule} looks ahead at tokens that may not come, so that a logits_processor with a state would "
+                "go wrong; use rule=siblings, rule=chain or rule=match with one of your own"
+            )
+        padded = (options.pop(name, None) for name in ("attention_mask", "position_ids"))
+        prompts, several = encoded(self.backbone, prompt, *padded)
+        requests: list[Request] = []
+        for row, (ids, padding) in enumerate(prompts):
+            asked, begun = 1, len(requests)
+            while len(requests) - begun < asked:
+                known = {"sample": len(requests), "row": row, "padding": padding}
+                sampler = Sampler.from_options(self.backbone, ids, **known, **options)
+                options["seed"] = sampler.seed  # where none was given, one is drawn for all
+                requests.append(Request(ids, sampler, rule))
+                asked = sampler.returned
+        return requests, several or len(requests) > 1
 
-    def _encoded(self, prompt: Any) -> list[int]:
-        if not isinstance(prompt, str | Sequence | Tensor):
-            raise UserError(f"a prompt is a text, a list of chat messages or token ids, not a {type(prompt).__name__}")
-        ids, room = self.backbone.encode(prompt), self.backbone.max_positions
-        if len(ids) >= room:
-            raise UserError(f"the prompt has {len(ids)} tokens; {self.backbone.name} holds {room}, the answer included")
-        return ids
+    def _factory(self, rule: str) -> Callable[[], Drafter]:
+        """What makes the drafter of a new request for this rule.
 
-    def _runs(self, ids: list[int], sampler: Sampler, stats: Stats) -> Iterator[list[int]]:
+        Raises:
+            UserError: there is no such rule, or the drafter cannot give what it asks for.
+        """
+        law = law_of(rule)
+        chain = law is not None and law.chain
+        if chain not in self._factories:
+            shape = chained(self._drafter, self._shape, rule) if chain else self._shape
+            self._factories[chain] = drafter_factory(self.backbone, self._drafter, shape)
+        if law is not None and law.sampled and not isinstance(self._factories[chain](), SamplingDrafter):
+            name = self._drafter if isinstance(self._drafter, str) else type(self._drafter).__name__
+            raise UserError(
+                f"rule={rule} judges drafts by the law they were drawn from, and the drafter {name} draws none; use "
+                "rule=match or rule=fixed, or a drafter with a method `sample`"
+            )
+        return self._factories[chain]
+
+    def _runs(self, request: Request, stats: Stats) -> Iterator[list[int]]:
+        ids, sampler, rule = request
         with _evaluating(self._modules):
-            yield from decode(self.backbone, self._new_drafter(), sampler, ids, stats)
+            yield from decode(self.backbone, self._factory(rule)(), sampler, ids, stats, rule)
 
 
 @torch.inference_mode()
 def decode(
-    backbone: Backbone, drafter: Drafter, sampler: Sampler, prompt: Sequence[int], stats: Stats
+    backbone: Backbone, drafter: Drafter, sampler: Sampler, prompt: Sequence[int], stats: Stats, rule: str = MATCH
 ) -> Iterator[list[int]]:
     """Yield the tokens behind a prompt, run by run: the first token, then what each round accepts.
 
-    Ends behind an end of sequence, after `sampler.max_new_tokens`, or where the backbone's context is full. `stats` is
-    complete up to the run just yielded.
+    Ends where the sampler says so (an end of sequence, a stop string, any stopping criterion), after
+    `sampler.max_new_tokens`, or where the backbone's context is full. `stats` is complete up to the run just yielded.
+
+    Args:
+        rule: "match", or the name of another rule, whose drafter can do what it asks for.
 
     Raises:
-        UserError: the drafter hands over an impossible tree.
+        UserError: the drafter hands over an impossible tree, or no token can be chosen (round and row are named).
     """
+    law = law_of(rule)
+    verify, sampled = match if law is None else judged(law), law is not None and law.sampled and not sampler.greedy
+    stats.lossless = law is None or law.lossless
     limit = min(sampler.max_new_tokens, backbone.max_positions - len(prompt))
     assert limit > 0, f"no room behind a prompt of {len(prompt)} tokens"
     watch = Watch(stats.seconds)
     cache = backbone.new_cache(capacity=len(prompt) + min(limit, PREFILL) + 64)
+    sampler.begin()
     drafter.start(prompt)
-    features, following = _prefill(backbone, drafter, sampler, prompt, cache)
+    with _named(sampler, "prefill"):
+        features, following = _prefill(backbone, drafter, sampler, prompt, cache)
     stats.prompt_tokens, stats.tokens = len(prompt), 1
-    watch.lap("prefill")
     text, run = list(prompt), following[-1:]
+    sampler.ended([*text, *run] if sampler.reads else run)
+    watch.lap("prefill")
     while True:
         text += run
         yield run
         watch.lap(None)
         left = limit - stats.tokens
-        if left == 0 or text[-1] in sampler.eos:
+        if left == 0 or sampler.over:
             break
         drafter.advance(features, following)
-        tree = drafter.draft(left - 1)  # the backbone adds a token behind the last draft
+        tree = _draft(drafter, sampler if sampled else None, len(text), left - 1)
         tree.check(text[-1], backbone.vocab_size, left - 1)
         watch.lap("draft")
         features = _forward_tree(backbone, tree, cache, drafter.taps)
-        walk = match(tree, backbone.logits(features.last[0]), sampler, text, left)
+        with _named(sampler, f"round {stats.rounds + 1}"):
+            walk = verify(tree, backbone.logits(features.last[0]), sampler, text, left)
         watch.lap("verify")
         cache.commit([walk.path])
         features, run = features[:, walk.path], walk.tokens
         following = run
         stats.count_round(tree.depth, len(tree) - 1, len(run) - 1)
         watch.lap("rest")
-    if left == 0 and limit < sampler.max_new_tokens and text[-1] not in sampler.eos:
+    if left == 0 and limit < sampler.max_new_tokens and not sampler.over:
         full = f"the {backbone.max_positions} positions of {backbone.name} are full"
         warnings.warn(f"stopped after {limit} tokens: {full}", stacklevel=2)
 
@@ -209,6 +247,26 @@ def _prefill(
     return features, [*following, first]
 
 
+def _draft(drafter: Drafter, sampler: Sampler | None, length: int, budget: int) -> Tree:
+    """The drafts of a round; drawn with this sampler's chance and warpers, if one is given.
+
+    `budget`: the backbone adds a token behind the last draft.
+    """
+    if sampler is None:
+        return drafter.draft(budget)
+    assert isinstance(drafter, SamplingDrafter), "the rule asks for drafts that are drawn"
+    return drafter.sample(budget, sampler.chance(length, DRAFTING), sampler.drafted)
+
+
+@contextmanager
+def _named(sampler: Sampler, place: str) -> Iterator[None]:
+    """Says where it was that no token could be chosen."""
+    try:
+        yield
+    except NoToken as error:
+        raise UserError(f"row {sampler.sample}, {place}: {error}") from error
+
+
 def _forward_tree(backbone: Backbone, tree: Tree, cache: Cache, taps: Sequence[int]) -> Features:
     """One forward over the N nodes; a chain needs no mask of its own."""
     ids = torch.tensor([tree.tokens], device=backbone.device)  # (1, N)
@@ -227,11 +285,3 @@ def _evaluating(roots: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _prompts(prompt: Any) -> list[Any] | None:
-    """The prompts of a list of prompts; None if it is one prompt."""
-    if isinstance(prompt, Tensor):
-        return list(prompt) if prompt.ndim == 2 and len(prompt) != 1 else None
-    several = isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0
-    return list(prompt) if several and not isinstance(prompt[0], int | Mapping) else None

@@ -2,7 +2,7 @@
 
 A rule is `(tree, p, q, chance, eos, limit) -> Walk`: the laws of target and drafter behind each node, and where its
 randomness comes from. Nothing else goes in, so a test can enumerate every outcome of it. `RULES` names them and says
-what each asks of the drafts. `Generator` does not use them yet: its rule is `verify.match`.
+what each asks of the drafts; `judging` wires them to generation, whose default is `verify.match`.
 
 All lossless rules but two rest on one lemma. Let x be drawn from q. Accept it with probability min(1, p(x) / q(x)),
 else go on with the law norm((p - q)+): what comes out has the law p, whether q is spread out or all on one token. It
@@ -18,76 +18,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy
 import torch
 from torch import Tensor
 
+from .chance import Chance, normed
 from .tree import Tree
 from .verify import Walk
 
 TINY = 1e-14
 """A mass below this is rounding: what it would be divided for has no probability."""
 
-DRAFTING, JUDGING = 1, 2
-"""What noise is for. Drafts and the coins that judge them must never share any."""
 
-Row = Tensor | Sequence[float]
-Rows = Tensor | Sequence[Row]
-"""(N, V) by node; anything that can be indexed by a node, so that a row may be made when it is first asked for."""
+class Rows(Protocol):
+    """(N, V) by node: a tensor, a list or a dict of rows, or what makes a row when it is first asked for."""
 
-
-# -- chance ----------------------------------------------------------------------------------------------------------
+    def __getitem__(self, node: int, /) -> Any: ...
 
 
-class Chance(Protocol):
-    """Where a rule's randomness comes from; each call is independent of all others."""
+class Ends(Protocol):
+    """The tokens that end a text, as a set."""
 
-    def accept(self, probability: float) -> bool:
-        """A coin: True with this probability, and never where it is 0."""
+    def __contains__(self, token: object, /) -> bool:
+        """Asked once for each emitted token, in order, and no more behind an end; so it may look at the whole text."""
         ...
-
-    def draw(self, weights: Tensor) -> int:
-        """An index of (V,) weights, each with its share of their sum; never one of weight 0."""
-        ...
-
-
-class Keyed:
-    """Chance that (seed, sample, position, purpose) alone determine (Philox, Salmon et al. 2011, as in NumPy).
-
-    One is made for each round and purpose, with the length of the text at the round's root as its position: a round
-    emits at least one token, so no two rounds share noise, although both may judge drafts for the same place.
-    """
-
-    def __init__(self, seed: int, sample: int, position: int, purpose: int) -> None:
-        assert purpose > 0, "purpose 0 belongs to the noise of sampler.gumbel_noise"
-        key = numpy.array([seed % 2**64, sample % 2**64], dtype=numpy.uint64)  # a bare list would go through float
-        bits = numpy.random.Philox(key=key, counter=[0, 0, purpose, position])
-        self._generator = numpy.random.Generator(bits)
-
-    def accept(self, probability: float) -> bool:
-        """Strictly below, so that a token of probability 0 is not accepted by a coin of 0."""
-        return self._generator.random() < probability
-
-    def draw(self, weights: Tensor) -> int:
-        """By inverse of the cumulative sum, in float64."""
-        bounds = weights.detach().cpu().double().cumsum(0)  # (V,)
-        assert float(bounds[-1]) > 0, "weights without any mass"
-        point = bounds[-1] * self._generator.random()
-        index = int(torch.searchsorted(bounds, point, right=True))
-        # rounding may lift the point to the last bound: the first index that reaches it has mass
-        return index if index < len(bounds) else int(torch.searchsorted(bounds, bounds[-1]))
-
-
-def without_replacement(q: Row, count: int, chance: Chance) -> list[int]:
-    """Up to `count` distinct tokens, each drawn from q (V,) without the ones before; fewer where q has no more."""
-    weights = _law(q).clone()  # (V,)
-    tokens: list[int] = []
-    while len(tokens) < count and float(weights.sum()) > 0:
-        tokens.append(chance.draw(weights))
-        weights[tokens[-1]] = 0
-    return tokens
 
 
 # -- one node --------------------------------------------------------------------------------------------------------
@@ -139,24 +95,16 @@ def _without(law: Tensor, token: int) -> Tensor:
     return left / mass if mass > TINY else law
 
 
-def _law(row: Row) -> Tensor:
-    """(V,) float64, sum 1."""
-    law = torch.as_tensor(row, dtype=torch.float64)
-    mass = float(law.sum())
-    assert 0 < mass < float("inf"), f"a row of probabilities sums to {mass}"
-    return law / mass
-
-
 # -- rules -----------------------------------------------------------------------------------------------------------
 
 
-def chain(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[int], limit: int) -> Walk:
+def chain(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: Ends, limit: int) -> Walk:
     """One sampled child a node (Leviathan et al. 2023, algorithm 1). Reads p at visited nodes only."""
     _check_chain(tree)
     return siblings(tree, p, q, chance, eos, limit)
 
 
-def siblings(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[int], limit: int) -> Walk:
+def siblings(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: Ends, limit: int) -> Walk:
     """Children drawn without replacement, in draw order (Jeon et al. 2024, arXiv 2402.14160).
 
     Reads p at visited nodes only, once each and from the root down.
@@ -165,7 +113,7 @@ def siblings(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset
     return _descend(tree, p, q, chance, eos, limit)
 
 
-def fixed(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[int], limit: int) -> Walk:
+def fixed(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: Ends, limit: int) -> Walk:
     """Any children, however they were chosen before the coins: each is accepted with its own p, else leaves the law.
 
     Exact for drafts drawn from q, too, but q is not looked at, and by q they would be accepted more often. The same
@@ -174,20 +122,20 @@ def fixed(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[in
     return _descend(tree, p, None, chance, eos, limit)
 
 
-def _descend(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[int], limit: int) -> Walk:
+def _descend(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: Ends, limit: int) -> Walk:
     path, tokens = [0], list[int]()
     while True:
         node = path[-1]
         children = tree.children[node]
-        drafted = _law(q[node]) if q is not None and children else None
-        place, law = choose(_law(p[node]), drafted, [tree.tokens[child] for child in children], chance)
+        drafted = normed(q[node]) if q is not None and children else None
+        place, law = choose(normed(p[node]), drafted, [tree.tokens[child] for child in children], chance)
         tokens.append(chance.draw(law) if place is None else tree.tokens[children[place]])
-        if place is None or tokens[-1] in eos or len(tokens) >= limit:
+        if tokens[-1] in eos or place is None or len(tokens) >= limit:
             return Walk(path, tokens)
         path.append(children[place])
 
 
-def block(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[int], limit: int) -> Walk:
+def block(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: Ends, limit: int) -> Walk:
     """A sampled chain judged as a whole (Sun et al. 2024, arXiv 2403.10444, algorithm 2).
 
     Node n stands with P_n = min(1, P_(n-1) p(x_n) / q(x_n)), a bound on how much of the drafter's mass there may stay.
@@ -196,7 +144,7 @@ def block(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[in
     _check_chain(tree)
     assert q is not None, "sampled drafts are judged by the law they were drawn from"
     last = len(tree) - 1
-    targets, drafts = [_law(p[node]) for node in range(last + 1)], [_law(q[node]) for node in range(last)]
+    targets, drafts = [normed(p[node]) for node in range(last + 1)], [normed(q[node]) for node in range(last)]
     shares = [1.0]
     for node in range(last):
         shares.append(_odds(targets[node], drafts[node], tree.tokens[node + 1], shares[-1]))
@@ -210,7 +158,7 @@ def block(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[in
     return _cut(tree, list(range(node + 1)), chance.draw(law), eos, limit)
 
 
-def traversal(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[int], limit: int) -> Walk:
+def traversal(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: Ends, limit: int) -> Walk:
     """Children drawn without replacement, judged from the leaves up (Traversal Verification, arXiv 2505.12398).
 
     On a chain it is `block`. A rejected leaf goes, and what it leaves changes its parent's share and laws; a parent
@@ -218,8 +166,8 @@ def traversal(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozense
     """
     assert q is not None, "sampled drafts are judged by the law they were drawn from"
     alive = [list(children) for children in tree.children]
-    targets = [_law(p[node]) for node in range(len(tree))]
-    drafts = {node: _law(q[node]) for node in range(len(tree)) if alive[node]}
+    targets = [normed(p[node]) for node in range(len(tree))]
+    drafts = {node: normed(q[node]) for node in range(len(tree)) if alive[node]}
     shares = {0: 1.0}
     while True:
         path = [0]
@@ -238,7 +186,7 @@ def traversal(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozense
         drafts[parent] = _without(drafts[parent], tree.tokens[leaf])
 
 
-def typical(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[int], limit: int) -> Walk:
+def typical(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: Ends, limit: int) -> Walk:
     """NOT lossless: the longest path of tokens that are likely enough (Medusa, Cai et al. 2024, section 2.3.1).
 
     Enough is p(x) > min(0.09, 0.3 exp(-H(p))). Of paths of one length the most probable; the token behind it is drawn
@@ -250,7 +198,7 @@ def typical(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[
         parent = tree.parents[node]
         if parent not in scores:
             continue
-        law = _law(p[parent])
+        law = normed(p[parent])
         entropy = -float(torch.xlogy(law, law).sum())  # nats
         probability = law[tree.tokens[node]]
         if float(probability) > min(0.09, 0.3 * float(numpy.exp(-entropy))):
@@ -259,7 +207,7 @@ def typical(tree: Tree, p: Rows, q: Rows | None, chance: Chance, eos: frozenset[
     path = [best[2]]
     while path[0]:
         path.insert(0, tree.parents[path[0]])
-    return _cut(tree, path, chance.draw(_law(p[path[-1]])), eos, limit)
+    return _cut(tree, path, chance.draw(normed(p[path[-1]])), eos, limit)
 
 
 def _kept(mass: float, share: float) -> float:
@@ -268,14 +216,13 @@ def _kept(mass: float, share: float) -> float:
     return mass / whole if whole > TINY else 1.0
 
 
-def _cut(tree: Tree, path: list[int], token: int, eos: frozenset[int], limit: int) -> Walk:
+def _cut(tree: Tree, path: list[int], token: int, eos: Ends, limit: int) -> Walk:
     """The walk along a path and to one token more, up to an end of sequence or the limit.
 
     Exact: the rule's tokens have the law of a text that goes on behind its end, and this is a function of that text.
     """
-    tokens = [*(tree.tokens[node] for node in path[1:]), token]
-    ends = [place + 1 for place, token in enumerate(tokens) if token in eos]
-    count = min([*ends, limit, len(tokens)])
+    tokens = [*(tree.tokens[node] for node in path[1:]), token][:limit]
+    count = next((place for place, token in enumerate(tokens, 1) if token in eos), len(tokens))
     return Walk(path[:count], tokens[:count])
 
 
@@ -283,7 +230,7 @@ def _check_chain(tree: Tree) -> None:
     assert tree.depth == len(tree) - 1, "this rule judges a chain: a node here has more than one child"
 
 
-Judge = Callable[[Tree, Rows, Rows | None, Chance, frozenset[int], int], Walk]
+Judge = Callable[[Tree, Rows, Rows | None, Chance, Ends, int], Walk]
 
 
 @dataclass(frozen=True)
@@ -298,14 +245,16 @@ class Law:
     """Whether children must have been drawn from q, without replacement and in order; else any choice will do."""
     chain: bool = False
     """Whether a node may have one child only."""
+    lazy: bool = True
+    """Whether p is read behind emitted tokens only, once each and in order, as in token-by-token decoding."""
 
 
 RULES = {
     "chain": Law(chain, chain=True),
     "siblings": Law(siblings),
     "fixed": Law(fixed, sampled=False),
-    "block": Law(block, chain=True),
-    "traversal": Law(traversal),
-    "typical": Law(typical, lossless=False, sampled=False),
+    "block": Law(block, chain=True, lazy=False),
+    "traversal": Law(traversal, lazy=False),
+    "typical": Law(typical, lossless=False, sampled=False, lazy=False),
 }
 """All rules by name; `typical` is used where it is asked for by this name, and nowhere else."""

@@ -4,11 +4,12 @@ Above temperature 0 the token at position t of a text is argmax over x of log p(
 that depends on (seed, sample, t) alone. The draw has exactly the law p (Gumbel-max), and it is the same whatever was
 drafted, in whatever tree, beside whichever other requests: a draft is right if and only if it is this token.
 
-Letters: B rows, V vocabulary. p is the target's probability after all processors.
+Letters: B rows, N nodes, V vocabulary. p is the target's probability after all processors.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,28 +17,25 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList
-from transformers.generation.configuration_utils import GenerationMode
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from ..errors import UserError
 from ..heads.backbone import Backbone
+from . import options as given
+from .chance import Chance, Keyed
+from .options import NoToken as NoToken
+from .output import Record
 
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
-"""Options that ask for a draw: given one of them (and temperature above 0), do_sample need not be said."""
-
-
-REFUSED = {
-    "num_return_sequences": 1,
-    "stop_strings": None,
-    "max_time": None,
-    "watermarking_config": None,
-    "output_scores": False,
-    "output_logits": False,
-    "output_attentions": False,
-    "output_hidden_states": False,
-    "return_dict_in_generate": False,
-}
-"""Options of `generate` that would be ignored here, with the value that asks for nothing."""
+DRAFT_WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+"""Processors that drafts are drawn with, too, so that q comes near p: they look at no prefix and keep no state."""
 
 
 def gumbel_noise(seed: int, sample: int, position: int, size: int) -> Tensor:
@@ -53,7 +51,7 @@ def gumbel_noise(seed: int, sample: int, position: int, size: int) -> Tensor:
 
 @dataclass
 class Sampler:
-    """Chooses the backbone's token for one request (one sample of it)."""
+    """Chooses the backbone's token for one request (one sample of it), and says where its text ends."""
 
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     greedy: bool = True
@@ -61,12 +59,26 @@ class Sampler:
     sample: int = 0
     max_new_tokens: int = 20
     eos: frozenset[int] = frozenset()
+    criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+    """Asked once for each emitted token, with the true text."""
+    record: Record | None = None
     config: GenerationConfig | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where the criteria are given the text."""
+    returned: int = 1
+    """Answers that are asked for of the same prompt: num_return_sequences."""
+    over: bool = False
+    """Whether the text has ended."""
 
     @property
     def plain(self) -> bool:
-        """Whether the token is the argmax of the raw logits, so that no prefix is needed."""
-        return self.greedy and not self.processors
+        """Whether the token is the argmax of the raw logits and nothing else is to be kept of it."""
+        return self.greedy and not self.processors and self.record is None
+
+    @property
+    def reads(self) -> bool:
+        """Whether `token` or `ended` look at the text before the last token."""
+        return not self.plain or bool(self.criteria)
 
     @classmethod
     def from_options(
@@ -74,11 +86,10 @@ class Sampler:
         backbone: Backbone,
         prompt: Sequence[int],
         *,
-        generation_config: GenerationConfig | None = None,
-        logits_processor: Any = None,
-        prefix_allowed_tokens_fn: Any = None,
         seed: int | None = None,
         sample: int = 0,
+        row: int = 0,
+        padding: int = 0,
         **options: Any,
     ) -> Sampler:
         """A sampler from what `model.generate` takes, over the model's own generation config.
@@ -87,47 +98,37 @@ class Sampler:
         drawn from torch's default generator. The limit is max_new_tokens, else max_length, else 20 new tokens, as in
         `model.generate`.
 
+        Args:
+            row: number of the prompt in its call.
+            padding: tokens of padding that stood before the prompt, and count for max_length and min_length.
+
         Raises:
             UserError: an option is unknown, out of range, or asks for beams and the like.
         """
-        options = _with_implied(options)
-        model = backbone.model
-        try:
-            config, unknown = model._prepare_generation_config(generation_config, **options)
-        except (ValueError, TypeError) as error:
-            raise UserError(f"generation options: {error}") from error
-        if unknown:
-            raise UserError(f"generation options not known or not supported: {', '.join(sorted(unknown))}")
-        _refuse_unsupported(config)
-        explicit = generation_config if generation_config is not None else model.generation_config
-        has_length = options.get("max_length") is not None or getattr(explicit, "max_length", None) is not None
-        limit = _limit(config, len(prompt), has_length)
-        config.max_length = len(prompt) + limit
-        if config.min_new_tokens is not None:
-            config.min_length = len(prompt) + config.min_new_tokens
-        model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=backbone.device)
-        try:
-            processors = model._get_logits_processor(
-                generation_config=config,
-                input_ids_seq_length=len(prompt),
-                encoder_input_ids=torch.tensor([list(prompt)], device=backbone.device),
-                prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
-                logits_processor=LogitsProcessorList(logits_processor or []),
-                device=str(backbone.device),
-                model_kwargs={},
-            )
-        except ValueError as error:
-            raise UserError(f"generation options: {error}") from error
-        eos = config._eos_token_tensor
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise UserError(f"seed is {seed!r}; it has to be a whole number")
+        found = given.read(backbone, prompt, row=row, padding=padding, **options)
+        sampled = bool(found.config.do_sample)
         return cls(
-            processors=processors,
-            greedy=not config.do_sample,
-            seed=seed if seed is not None else draw_seed() if config.do_sample else 0,
+            processors=found.processors,
+            greedy=not sampled,
+            seed=seed if seed is not None else draw_seed() if sampled else 0,
             sample=sample,
-            max_new_tokens=limit,
-            eos=frozenset() if eos is None else frozenset(eos.tolist()),
-            config=config,
+            max_new_tokens=found.limit,
+            eos=found.eos,
+            criteria=found.criteria,
+            record=found.record,
+            config=found.config,
+            returned=found.config.num_return_sequences or 1,
+            device=backbone.device,
         )
+
+    def begin(self) -> None:
+        """A request begins: `max_time` counts from here."""
+        self.over = False
+        for criterion in self.criteria:
+            if isinstance(criterion, given.OwnTime):
+                criterion.initial_timestamp = time.time()
 
     def token(self, logits: Tensor, prefix: Sequence[int]) -> int:
         """The token after `prefix`; processors are called once, with this true prefix.
@@ -135,62 +136,75 @@ class Sampler:
         Args:
             logits: (V,) of the backbone, any float dtype.
             prefix: all tokens before it, prompt included.
+
+        Raises:
+            NoToken: no token has any probability.
         """
-        scores = logits.to(torch.float32)[None]  # (1, V)
-        if self.processors:
-            ids = torch.tensor([list(prefix)], device=logits.device)
-            scores = self.processors(ids, scores)  # type: ignore[arg-type]
+        scores = self.scored(logits, prefix)
         if self.greedy:
-            return int(scores[0].argmax())
-        noise = gumbel_noise(self.seed, self.sample, len(prefix), scores.shape[-1])
-        return int((scores[0].double().cpu() + noise).argmax())
+            token = finite(*largest(scores[None])[0])
+        else:
+            row = scores.double().cpu()
+            token = int((row + gumbel_noise(self.seed, self.sample, len(prefix), len(row))).argmax())
+            finite(token, float(row[token]))
+        if self.record is not None:
+            self.record.add(logits, scores, token)
+        return token
+
+    def scored(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
+        """(V,) logits to (V,) fp32 scores: what p is the softmax of. Calls each processor once."""
+        if not self.processors:
+            return logits.to(torch.float32)
+        ids = torch.tensor([list(prefix)], device=logits.device)
+        # a copy: some processors write into what they are given
+        scores: Tensor = self.processors(ids, logits.to(torch.float32, copy=True)[None])  # type: ignore[arg-type]
+        return scores[0]
+
+    def drafted(self, logits: Tensor) -> Tensor:
+        """(B, V) logits of a drafter to (B, V) float64 on the CPU: the laws q that drafts are drawn from."""
+        scores = logits.to(torch.float32)
+        for processor in self.processors:
+            if isinstance(processor, DRAFT_WARPERS):
+                scores = processor(None, scores)  # type: ignore[arg-type]
+        return scores.cpu().double().softmax(-1)
+
+    def ended(self, text: Sequence[int]) -> bool:
+        """Whether the text ends with its last token. Asked once for each emitted token, in order."""
+        self.over = text[-1] in self.eos
+        if self.criteria:
+            ids = torch.tensor([list(text)], device=self.device)  # (1, T)
+            kept = self.record.scores if self.record is not None else None
+            scores = None if kept is None else tuple(kept)
+            fired = [criterion(ids, scores) for criterion in self.criteria]  # all, as generate does
+            self.over |= any(bool(torch.as_tensor(yes).any()) for yes in fired)
+        return self.over
+
+    def chance(self, position: int, purpose: int) -> Chance:
+        """The chance of a round whose root ends a text of `position` tokens."""
+        return Keyed(self.seed, self.sample, position, purpose)
+
+
+def largest(scores: Tensor) -> list[tuple[int, float]]:
+    """Of each row of (N, V): its best token and that one's value in fp32, the first of equals, by one transfer."""
+    rows = scores.float()
+    best = rows.argmax(-1, keepdim=True)  # (N, 1)
+    pairs = torch.cat([best.float(), rows.gather(-1, best)], -1).tolist()  # fp32 holds whole numbers up to 2**24
+    return [(int(token), value) for token, value in pairs]
+
+
+def finite(token: int, score: float) -> int:
+    """The token, if the best score is one.
+
+    Raises:
+        NoToken: it is NaN, or minus infinity.
+    """
+    if score == score and score != -torch.inf:
+        return token
+    if score == score:
+        raise NoToken("every token is masked (all scores are -inf): the options leave nothing to choose")
+    raise NoToken("the scores hold NaN: the backbone overflows (try another dtype), or a logits processor makes them")
 
 
 def draw_seed() -> int:
     """A seed from torch's default generator, so that `torch.manual_seed` makes unseeded calls repeatable."""
     return int(torch.randint(2**63 - 1, ()).item())
-
-
-def _with_implied(options: dict[str, Any]) -> dict[str, Any]:
-    """Add the do_sample that the other options imply."""
-    options = dict(options)
-    temperature = options.get("temperature")
-    if temperature is not None and temperature < 1e-5:
-        if temperature < 0:
-            raise UserError(f"temperature is {temperature}; it has to be 0 (greedy) or above")
-        if options.get("do_sample"):
-            raise UserError("do_sample=True with temperature 0: give a temperature above 0, or leave do_sample out")
-        options.pop("temperature")
-        options["do_sample"] = False
-        return {name: value for name, value in options.items() if name not in SAMPLING_OPTIONS}
-    if options.get("do_sample") is None and any(options.get(name) is not None for name in SAMPLING_OPTIONS):
-        options["do_sample"] = True
-    return options
-
-
-def _refuse_unsupported(config: GenerationConfig) -> None:
-    mode = config.get_generation_mode()
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise UserError(f"{mode.value.replace('_', ' ')} is not supported; greedy decoding and sampling are")
-    if config.guidance_scale not in (None, 1, 1.0):
-        raise UserError(
-            f"guidance_scale={config.guidance_scale} is not supported: it needs a second, unconditional text"
-        )
-    for name, neutral in REFUSED.items():
-        if getattr(config, name, None) not in (None, False, neutral):
-            raise UserError(f"{name}={getattr(config, name)!r} is not supported")
-
-
-def _limit(config: GenerationConfig, prompt: int, has_length: bool) -> int:
-    """New tokens allowed, by the rules of `model.generate`."""
-    if config.max_new_tokens is not None:
-        limit = config.max_new_tokens
-    elif has_length:
-        limit = config.max_length - prompt
-        if limit < 1:
-            raise UserError(f"max_length is {config.max_length}, and the prompt alone has {prompt} tokens")
-    else:
-        limit = config.max_length  # transformers' default counts new tokens: 20
-    if limit < 1:
-        raise UserError(f"max_new_tokens is {limit}; at least 1 is needed")
-    return int(limit)

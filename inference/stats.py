@@ -40,6 +40,8 @@ class Stats:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     """Wall clock by part: prefill (first token included), draft (the drafter's own work), verify (forward, logits,
     walk), rest."""
+    lossless: bool = True
+    """Whether the tokens have the law of the backbone alone; typical acceptance does not keep it."""
 
     def count_round(self, depth: int, drafted: int, accepted: int) -> None:
         """Add a round: its tree was `depth` drafts deep and had `drafted` of them; `accepted` lay on the walk."""
@@ -87,7 +89,7 @@ class Stats:
     def __str__(self) -> str:
         return (
             f"{self.tokens} tokens, {self.rounds} rounds, {self.acceptance_length:.2f} tokens a round, "
-            f"{self.total_seconds:.2f} s"
+            f"{self.total_seconds:.2f} s{'' if self.lossless else ', not lossless'}"
         )
 
 
@@ -97,6 +99,7 @@ def merge(parts: Iterable[Stats]) -> Stats:
     for part in parts:
         for name in ("outputs", "prompt_tokens", "tokens", "rounds", "drafted"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
+        total.lossless &= part.lossless
         total.offered = _added(total.offered, part.offered)
         total.accepted = _added(total.accepted, part.accepted)
         for name, seconds in part.seconds.items():

@@ -10,8 +10,8 @@ and draft depth d (from 0, as everywhere else) is tree depth d + 1.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -41,6 +41,9 @@ class Tree:
     """(N,) token ids; `tokens[0]` is the root, the last emitted token."""
     parents: Sequence[int]
     """(N,) node numbers; `parents[0]` is -1, every other parent comes before its children."""
+    laws: Mapping[int, Tensor] | None = field(default=None, compare=False, repr=False)
+    """Of drafts drawn at random: by node, the law (V,) that its children were drawn from, in order and without
+    replacement. A node that got no children needs none."""
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):

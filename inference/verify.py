@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .sampler import Sampler
+from .sampler import NoToken, Sampler, finite, largest
 from .tree import Tree
 
 
@@ -35,23 +35,29 @@ Rule = Callable[[Tree, Tensor, Sampler, Sequence[int], int], Walk]
 def match(tree: Tree, logits: Tensor, sampler: Sampler, prefix: Sequence[int], limit: int) -> Walk:
     """Emit the backbone's own token at each node, from the root down, as long as a child carries it.
 
-    Stops at an end of sequence, and after `limit` tokens. The sampler is asked at visited nodes only, once each and
-    with the true prefix.
+    Stops where the sampler says that the text has ended, and after `limit` tokens. The sampler is asked at visited
+    nodes only, once each and with the true prefix.
 
     Args:
         logits: (N, V) raw logits of the backbone behind each node.
         prefix: all tokens up to the root, which is its last.
         limit: how many tokens may be emitted, at least 1.
+
+    Raises:
+        NoToken: the logits behind a visited node leave no token to choose; names the node.
     """
-    # as model.generate does it: in fp32, the first of equals; one transfer for all nodes
-    best = logits.float().argmax(-1).tolist() if sampler.plain else None
-    text = list(prefix) if best is None else []
+    best = largest(logits) if sampler.plain else None  # one transfer for all nodes
+    text = list(prefix) if sampler.reads else []
     path, tokens = [0], list[int]()
     while True:
-        token = sampler.token(logits[path[-1]], text) if best is None else best[path[-1]]
+        node = path[-1]
+        try:
+            token = sampler.token(logits[node], text) if best is None else finite(*best[node])
+        except NoToken as error:
+            raise NoToken(f"node {node} of the tree: {error}") from error
         tokens.append(token)
-        child = tree.child(path[-1], token)
-        if child is None or token in sampler.eos or len(tokens) >= limit:
+        text.append(token)
+        child = tree.child(node, token)
+        if sampler.ended(text) or child is None or len(tokens) >= limit:
             return Walk(path, tokens)
         path.append(child)
-        text.append(token)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from headstart.inference import rules
-from headstart.inference.rules import DRAFTING, JUDGING, RULES, Judge, Keyed, Row, Rows, without_replacement
+from headstart.inference.chance import DRAFTING, JUDGING, Keyed, Row, without_replacement
+from headstart.inference.rules import RULES, Judge, Rows
 from headstart.inference.sampler import Sampler
 from headstart.inference.tree import Tree
 from headstart.inference.verify import Walk, match
