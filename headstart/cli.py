@@ -28,11 +28,13 @@ SHADOWED = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0, 2 for what the user can put right, 130 when interrupted."""
+    """Run one command; returns its exit code: 0, 1 for a proof that failed, 2 for what the user can put right, 130 when
+    interrupted."""
     warnings.formatwarning = lambda message, *_rest, **_more: f"headstart: note: {message}\n"
     try:
-        _run(list(sys.argv[1:] if arguments is None else arguments))
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
+        return code
     except UserError as error:
         return _told(str(error), 2)
     except KeyboardInterrupt:
@@ -44,17 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not re.fullmatch(r"headstart\.[a-z]+", error.name or ""):
             raise
         return _told(f"{error.name} is missing: {SHADOWED}", 2)
-    return 0
 
 
-def _run(arguments: list[str]) -> None:
+def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["--version"]:
         from headstart import __version__
 
         print(f"headstart {__version__}")
     elif (command := read(arguments)) is not None:
         verb, made = command
-        verb.run(*made)
+        return verb.run(*made) or 0
+    return 0
 
 
 def read(arguments: list[str]) -> tuple[Verb, list[object]] | None:

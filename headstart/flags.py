@@ -37,7 +37,8 @@ def describe(module: str, name: str) -> list[Setting]:
     Raises:
         LookupError: the module's file or the class is not there.
     """
-    return list(_settings(*_Source.of(module).find(name)))
+    found = _settings(*_Source.of(module).find(name))
+    return list({one.key: one for one in found}.values())  # what a class says again replaces what its base says
 
 
 def add_flags(parser: argparse.ArgumentParser, settings: Iterable[Setting], positional: Sequence[str] = ()) -> None:

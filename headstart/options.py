@@ -29,6 +29,14 @@ class BackboneOptions:
 
 
 @dataclass
+class ExactOptions(BackboneOptions):
+    """The same for proofs, which are exact in fp32 only."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = "float32"
+    """Number format of its weights; in half precision near-ties are judged by what its rounding explains."""
+
+
+@dataclass
 class TokenizerOptions:
     """Whose tokenizer and chat template; no weights are loaded."""
 

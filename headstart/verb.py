@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Verb:
     """One verb of the command line."""
 
-    run: Callable[..., None]
-    """Called with one object for each class in `settings`."""
+    run: Callable[..., int | None]
+    """Called with one object for each class in `settings`; what it returns is the exit code."""
     summary: str
     settings: tuple[str, ...]
     """Settings classes as `module:Class`; their fields are the flags."""

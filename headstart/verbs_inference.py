@@ -7,11 +7,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headstart.options import BackboneOptions, backbone_of, drafter_of
+from headstart.options import BackboneOptions, ExactOptions, backbone_of, drafter_of
 from headstart.verb import Verb
 
 if TYPE_CHECKING:
     from headstart.inference.bench import BenchSettings
+    from headstart.inference.proof import ProofSettings
     from headstart.inference.suite import Question
 
 
@@ -93,6 +94,16 @@ def bench(options: BackboneOptions, settings: BenchSettings) -> None:
     print(settings.out / "report.md")
 
 
+def verify(options: ExactOptions, settings: ProofSettings) -> int:
+    """The verdict to standard output; 1 if it is that of a real mismatch."""
+    from headstart.inference.proof import prove, told
+
+    questions, backbone = questions_of(settings.suite), backbone_of(options)
+    text, code = told(prove(backbone, drafter_of(settings.head, backbone), questions, settings))
+    print(text)
+    return code
+
+
 INFERENCE: dict[str, Verb] = {
     "generate": Verb(
         generate,
@@ -112,6 +123,16 @@ INFERENCE: dict[str, Verb] = {
         (
             "headstart bench --backbone smollm2-135m --head runs/eagle3/head --suite questions.jsonl --out reports/one",
             "headstart bench --backbone smollm2-135m --head ngram --suite prompts.txt --out reports/two --limit 20",
+        ),
+    ),
+    "verify": Verb(
+        verify,
+        "Prove that a drafter changes no token: against transformers' generate, and drawn by seeds.",
+        ("headstart.options:ExactOptions", "headstart.inference.proof:ProofSettings"),
+        (),
+        (
+            "headstart verify --backbone smollm2-135m --head runs/eagle3/head --suite questions.jsonl",
+            "headstart verify --backbone smollm2-135m --head ngram --suite shipped --limit 5 --dtype bfloat16",
         ),
     ),
 }

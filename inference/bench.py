@@ -15,35 +15,30 @@ An interrupted bench goes on with the questions that have no rows yet, and so do
 
 from __future__ import annotations
 
-import hashlib
-import math
+import itertools
 import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from ..errors import UserError
-from ..heads import chat
 from ..heads.backbone import Backbone
-from ..heads.base import DraftHead
 from ..progress import Progress
-from .detokenizer import decode as decode_text
-from .drafters import DEFAULT_LOOKUP, DEFAULT_SHAPE
+from .dialogue import dialogue, encode, own_answer
 from .figures import Report, speedup
 from .generator import Generator, Output
+from .judge import Judge
 from .report import write_report
 from .rows import Row, Rows, opened
+from .setup import setup_of
 from .stats import repeats_ngram
-from .suite import Message, Question, choose
-from .tree import Chain
+from .suite import Question, choose
 
 LOOP = 10  # a plain answer in which a run of this many tokens occurs twice is a loop
 WARM_UP_TOKENS = 32
@@ -117,9 +112,10 @@ def bench(
     with _threads(settings.threads):
         generator = Generator(backbone, drafter, tree=settings.tree)
         for question in asked:  # whatever is wrong with one is told before any work
-            _encode(backbone, question, question.turns[0], settings.raw)
+            encode(backbone, question, question.turns[0], settings.raw)
         setup = _setup(backbone, drafter, settings)
-        with opened(settings.out, setup, settings.restart) as store:
+        paths = (settings.out / "rows.jsonl", settings.out / "setup.json")
+        with opened(*paths, setup, settings.restart) as store:
             rows = _run(generator, asked, settings, store)
         return write_report(settings.out, rows, setup, command)
 
@@ -142,7 +138,7 @@ def _run(generator: Generator, asked: Sequence[Question], settings: BenchSetting
 
 
 def _warm_up(generator: Generator, question: Question, settings: BenchSettings) -> None:
-    ids = _encode(generator.backbone, question, question.turns[0], settings.raw)
+    ids = encode(generator.backbone, question, question.turns[0], settings.raw)
     limit = min(settings.max_new_tokens, WARM_UP_TOKENS, generator.backbone.max_positions - len(ids))
     for _ in range(settings.warm_up if limit > 0 else 0):
         answer_plainly(generator.backbone, ids, limit)
@@ -154,27 +150,13 @@ def _warm_up(generator: Generator, question: Question, settings: BenchSettings) 
 
 def _measure_question(generator: Generator, question: Question, settings: BenchSettings, place: int) -> list[Row]:
     """The rows of all its turns. `place` counts the answers before it: it decides who goes first."""
-    backbone = generator.backbone
-    messages: list[Message] = []
-    rows: list[Row] = []
-    skipped = ""
-    for turn, said in enumerate(question.turns):
-        about = {"question": question.id, "key": question.key, "category": question.category, "group": question.group}
-        row: Row = {**about, "turn": turn + 1, "turns": len(question.turns)}
-        messages += said
-        try:
-            ids = [] if skipped else _encode(backbone, question, messages, settings.raw)
-        except UserError as error:  # the template does not take the plain answer, which nobody could know before
-            skipped = str(error)
-        limit = 0 if skipped else min(settings.max_new_tokens, backbone.max_positions - len(ids))
-        if limit < 1:
-            skipped = skipped or f"the prompt has {len(ids)} tokens; {backbone.name} holds {backbone.max_positions}"
-            rows.append({**row, "skipped": skipped})
-            continue
-        rows.append({**row, **_measure(generator, ids, limit, settings.repeats, place + turn)})
-        answer = decode_text(backbone.tokenizer, rows[-1]["plain"]["tokens"])
-        messages.append({"role": "assistant", "content": answer})
-    return rows
+    turns = itertools.count(place)
+
+    def answer(ids: list[int], limit: int) -> tuple[Row, list[int]]:
+        row = _measure(generator, ids, limit, settings.repeats, next(turns))
+        return row, row["plain"]["tokens"]
+
+    return dialogue(generator.backbone, question, settings.max_new_tokens, settings.raw, answer)
 
 
 def _measure(generator: Generator, ids: list[int], limit: int, repeats: int, place: int) -> Row:
@@ -191,6 +173,7 @@ def _measure(generator: Generator, ids: list[int], limit: int, repeats: int, pla
     a, b = next((pair for pair in pairs if pair[0].tokens != pair[1].tokens), pairs[0])
     assert b.output is not None, "ours comes with stats"
     stats = b.output.stats
+    parting = Judge(generator.backbone).parting(ids, a.tokens, b.tokens, max_new_tokens=limit, temperature=0)
     return {
         "prompt_tokens": len(ids),
         "plain": {"tokens": a.tokens, **_times(plain)},
@@ -200,7 +183,7 @@ def _measure(generator: Generator, ids: list[int], limit: int, repeats: int, pla
         "offered": stats.offered,
         "accepted": stats.accepted,
         "loops": repeats_ngram(a.tokens, LOOP),
-        "difference": _difference(generator.backbone, ids, a.tokens, b.tokens),
+        "difference": parting.row() if parting else None,
     }
 
 
@@ -219,8 +202,7 @@ def answer_plainly(backbone: Backbone, ids: list[int], limit: int) -> Timed:
 
     hook = backbone.model.register_forward_hook(note)
     start = _now(backbone)
-    prompt = torch.tensor([ids], device=backbone.device)  # (1, T)
-    tokens = _generate(backbone, prompt, limit)[0, len(ids) :].tolist()
+    tokens = own_answer(backbone, ids, limit)
     end = _now(backbone)
     return Timed(tokens, {"seconds": end - start, "prefill": first[0] - start})
 
@@ -231,51 +213,6 @@ def answer_ours(generator: Generator, ids: list[int], limit: int) -> Timed:
     end = _now(generator.backbone)
     parts = {part: output.stats.seconds[part] for part in ("prefill", "draft", "verify")}
     return Timed(output.tokens, {"seconds": end - start, **parts}, output)
-
-
-def _generate(backbone: Backbone, prompt: torch.Tensor, limit: int, **options: Any) -> Any:
-    config = backbone.model.generation_config
-    pad = config.pad_token_id if config.pad_token_id is not None else min(backbone.eos_token_ids, default=0)
-    mask = torch.ones_like(prompt)
-    return backbone.model.generate(
-        prompt, attention_mask=mask, max_new_tokens=limit, do_sample=False, pad_token_id=pad, **options
-    )
-
-
-def _difference(backbone: Backbone, ids: list[int], plain: list[int], ours: list[int]) -> dict[str, Any] | None:
-    """Where two answers part, and by what margin the plain run chose its token there; None if they do not part.
-
-    `margin` is between the best two scores of the plain run at that step, `gap` from its best to the token of ours, and
-    `spacing` that of neighbouring numbers of the backbone's dtype at the size of the best score.
-    """
-    if plain == ours:
-        return None
-    step = next((i for i, (a, b) in enumerate(zip(plain, ours, strict=False)) if a != b), min(len(plain), len(ours)))
-    found: dict[str, Any] = {"step": step, "plain": None, "ours": None, "margin": None, "gap": None, "spacing": None}
-    if step < len(ours):
-        found["ours"] = ours[step]
-    if step < len(plain):
-        prompt = torch.tensor([ids], device=backbone.device)
-        again = _generate(backbone, prompt, step + 1, output_scores=True, return_dict_in_generate=True)
-        scores = again.scores[step][0].float()  # (V,)
-        best, second = scores.topk(2).values.tolist()
-        found |= {"plain": plain[step], "margin": best - second}
-        found["spacing"] = torch.finfo(backbone.dtype).eps * 2.0 ** math.floor(math.log2(abs(best) or 1.0))
-        if step < len(ours):
-            found["gap"] = best - float(scores[ours[step]])
-    return found
-
-
-def _encode(backbone: Backbone, question: Question, messages: Sequence[Message], raw: bool) -> list[int]:
-    try:
-        if not raw:
-            return backbone.encode(messages)
-        if backbone.tokenizer is None:
-            raise UserError("texts need a tokenizer: Backbone(model, tokenizer)")
-        text = "\n\n".join(message["content"] for message in messages)
-        return list(backbone.tokenizer(text)["input_ids"])
-    except UserError as error:
-        raise UserError(f"question {question.id} (row {question.row}): {error}") from error
 
 
 def _now(backbone: Backbone) -> float:
@@ -289,49 +226,16 @@ def _now(backbone: Backbone) -> float:
 
 
 def _setup(backbone: Backbone, drafter: Any, settings: BenchSettings) -> dict[str, Any]:
-    tokenizer = backbone.tokenizer
-    cuda = backbone.device.type == "cuda"
+    asked = {name: getattr(settings, name) for name in ("head", "tree", "max_new_tokens", "raw")}
     return {
-        "backbone": backbone.name,
-        "weights": backbone.fingerprint(),
-        "prompts": "as they stand" if settings.raw else f"chat template {chat.fingerprint(tokenizer)['template']}",
-        "drafter": _name(drafter, settings.head),
-        "drafter_weights": _weights_hash(drafter) if isinstance(drafter, nn.Module) else None,
-        "tree": _tree(drafter, settings.tree),
-        "max_new_tokens": settings.max_new_tokens,
+        **setup_of(backbone, drafter, **asked),
         "temperature": 0,
         "repeats": settings.repeats,
-        "dtype": str(backbone.dtype).removeprefix("torch."),
-        "attention": getattr(backbone.config, "_attn_implementation", None),
-        "device": torch.cuda.get_device_name(backbone.device) if cuda else str(backbone.device),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in ("torch", "transformers", "headstart")},
     }
-
-
-def _name(drafter: Any, name: str) -> str:
-    if isinstance(drafter, DraftHead):
-        return f"{name} ({drafter.method})"
-    return "none" if drafter is None else drafter if isinstance(drafter, str) else type(drafter).__name__
-
-
-def _tree(drafter: Any, tree: str | None) -> str | None:
-    """The form that is asked for, the usual one where none is."""
-    if isinstance(drafter, DraftHead):
-        return tree or str(DEFAULT_SHAPE)
-    return (tree or str(Chain(DEFAULT_LOOKUP))) if drafter == "ngram" else None
-
-
-def _weights_hash(module: nn.Module) -> str:
-    """16 hex digits of all tensors, so that a head trained again is not taken for the one before."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _cpu() -> str:

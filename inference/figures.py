@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from .judge import verdict
 from .rows import Row
 from .stats import PARTS, Stats, expected_speedup, expected_tokens, merge
 
@@ -34,6 +35,7 @@ def report(rows: Sequence[Row], setup: dict[str, Any], command: str = "") -> Rep
         "date": time.strftime("%Y-%m-%d"),
         "setup": setup,
         "looping": sum(row["loops"] for row in answers),
+        "verdict": verdict(row["difference"] for row in answers),
         "all": _sections(answers),
         "without_loops": _sections([row for row in answers if not row["loops"]]),
         "differences": [

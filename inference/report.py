@@ -37,7 +37,8 @@ def summary(made: Report) -> str:
         f"{setup['backbone']} with {setup['drafter']} in {setup['dtype']}, {_count(whole['questions'], 'question')}",
         f"speed-up           {_x(whole['speedup'])} ({rates}){clean_too(_x(clean['speedup']))}",
         f"acceptance length  {_f(whole['acceptance_length'])}{clean_too(_f(clean['acceptance_length']))}",
-        f"identical          {whole['identical']}/{whole['answers']} answers{_margins(made)}",
+        f"identical          {whole['identical']}/{whole['answers']} answers",
+        f"verdict            {_verdict(made)}",
         *([f"not asked          {_count(len(made['skipped']), 'turn')}"] if made["skipped"] else []),
     ]
     return "\n".join([*lines, *_advice(whole)])
@@ -67,23 +68,19 @@ def _opening(made: Report) -> str:
     parts = [
         f"Greedy answers to {_count(whole['questions'], 'question')} ({_count(whole['answers'], 'answer')} of at most",
         f"{limit} tokens), prefill included: {plain} tokens a second by transformers' `generate`, {ours} by headstart.",
-        f"**{whole['identical']} of {whole['answers']} answers are identical**{_margins(made)}.",
+        f"**{whole['identical']} of {whole['answers']} answers are identical**; verdict: {_verdict(made)}.",
     ]
     return " ".join([*parts, *_advice(whole)])
 
 
-def _margins(made: Report) -> str:
-    """What is to be said of the differences, in half a sentence."""
-    found = [one for one in made["differences"] if one["margin"] is not None]
-    if not made["differences"]:
-        return ""
+def _verdict(made: Report) -> str:
+    """The verdict of `verify`, by the same rule, and what the differences are."""
+    found, said = [one for one in made["differences"] if one["gap"] is not None], str(made["verdict"])
     if not found:
-        return f"; {len(made['differences'])} differ in length"
-    worst = max(found, key=lambda one: one["margin"])
-    return (
-        f"; where one parts, the plain run's margin was {worst['margin']:.2g} at most "
-        f"({worst['margin'] / worst['spacing']:.2g} x the spacing of {made['setup']['dtype']} there)"
-    )
+        return said
+    worst = max(found, key=lambda one: one["gap"])
+    explained = f"of {worst['allowed']:.2g} that rounding in {made['setup']['dtype']} explains"
+    return f"{said} (largest gap {worst['gap']:.2g}, {explained})"
 
 
 def _advice(whole: Figures) -> list[str]:
@@ -168,15 +165,16 @@ def _differences(made: Report) -> str:
     found = made["differences"]
     if not found:
         return ""
-    head = ["question", "turn", "step", "plain token", "our token", "margin", "gap to ours", "spacing"]
+    head = ["question", "turn", "step", "plain token", "our token", "what it is", "gap", "explained", "margin"]
     rows = [
-        [*(str(one[name]) for name in ("question", "turn", "step", "plain", "ours")),
-         *(_f(one[name], 4) for name in ("margin", "gap", "spacing"))]
+        [*(str(one[name]) for name in ("question", "turn", "step", "plain", "ours", "kind")),
+         *(_f(one[name], 5) for name in ("gap", "allowed", "margin"))]
         for one in found[:SHOWN]
     ]  # fmt: skip
     said = (
-        "The first step (from 0) at which an answer parts from `model.generate`, the margin between the two best\n"
-        "scores of the plain run there, and the spacing of neighbouring numbers of this dtype at that size."
+        "The first step (from 0) at which an answer parts from `model.generate`; how far, in float64, the lower of\n"
+        "the two tokens lies below the best there; the gap that rounding in this dtype explains; and the margin\n"
+        "between the two best tokens as this dtype has it."
     )
     return f"## Differences\n\n{said}\n\n{_table(head, rows)}{_more(found)}"
 

@@ -1,7 +1,7 @@
-"""The rows of a bench on disk: `rows.jsonl`, and beside it `setup.json`, which says what they depend on.
+"""The rows of a comparison on disk: JSON lines, and beside them a file that says what they depend on.
 
 A row is an answer; those of a question are written at once. Rows of another setup are not added to, and two processes
-do not write into one folder. What an interruption left of a question is cut off.
+do not write into one file. What an interruption left of a question is cut off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 class Rows:
-    """An open `rows.jsonl`.
+    """An open file of rows.
 
     Raises:
         UserError: a line of it is not JSON.
@@ -54,15 +54,17 @@ class Rows:
 
 
 @contextmanager
-def opened(folder: Path, setup: Mapping[str, Any], restart: bool = False) -> Iterator[Rows]:
-    """The rows in `folder`, locked meanwhile; with `restart`, none of those that are there.
+def opened(path: Path, record: Path, setup: Mapping[str, Any], restart: bool = False) -> Iterator[Rows]:
+    """The rows of a file, locked meanwhile; with `restart`, none of those that are there.
+
+    Args:
+        record: the file that holds `setup`, what the rows depend on.
 
     Raises:
-        UserError: the folder cannot be written, another process is at work in it, or its rows have another setup.
+        UserError: the file cannot be written, another process is at work on it, or its rows have another setup.
     """
-    path, record = folder / "rows.jsonl", folder / "setup.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle = open(path, "a+b")  # noqa: SIM115
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from error
@@ -71,18 +73,18 @@ def opened(folder: Path, setup: Mapping[str, Any], restart: bool = False) -> Ite
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system's own: a killed process leaves none behind
         except BlockingIOError:
             reason = "another process is at work there; wait for it, or choose another --out"
-            raise UserError(f"{folder}: {reason}") from None
+            raise UserError(f"{path}: {reason}") from None
         if restart:
             handle.truncate(0)
         rows = Rows(handle, path)
         if rows.of:
-            _check(record, setup)
+            _check(path, record, setup)
         else:
             write_whole(record, json.dumps(setup, indent=1) + "\n")
         yield rows
 
 
-def _check(record: Path, setup: Mapping[str, Any]) -> None:
+def _check(path: Path, record: Path, setup: Mapping[str, Any]) -> None:
     try:
         before = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -95,7 +97,7 @@ def _check(record: Path, setup: Mapping[str, Any]) -> None:
     ]
     if changes:
         raise UserError(
-            f"{record.parent}: holds rows of another setup ({'; '.join(changes)}). Choose another --out, or pass "
+            f"{path}: holds rows of another setup ({'; '.join(changes)}). Choose another --out, or pass "
             "--restart to throw them away"
         )
 
@@ -107,4 +109,4 @@ def _parsed(line: bytes, place: str) -> Row:
             return row
     except ValueError:
         pass
-    raise UserError(f"{place}: not a row of a bench; pass --restart to measure everything again")
+    raise UserError(f"{place}: not a row that was written here; pass --restart to begin again")

@@ -233,14 +233,18 @@ def test_rows_of_unknown_setup_or_kind_are_refused(backbone, settings):
     record.write_text(kept)
     for line in ("not json\n", "[1]\n", '{"key": 1}\n'):
         path.write_text(line)
-        with pytest.raises(UserError, match=r"rows\.jsonl, line 1: not a row of a bench"):
+        with pytest.raises(UserError, match=r"rows\.jsonl, line 1: not a row that was written here"):
             bench(backbone, "ngram", questions(2), settings())
 
 
 def test_one_folder_takes_one_bench_at_a_time(tmp_path):
-    with opened(tmp_path, {}), pytest.raises(UserError, match="another process"), opened(tmp_path, {}):
+    with (
+        opened(tmp_path / "rows", tmp_path / "setup", {}),
+        pytest.raises(UserError, match="another process"),
+        opened(tmp_path / "rows", tmp_path / "setup", {}),
+    ):
         pass
-    with opened(tmp_path, {}):
+    with opened(tmp_path / "rows", tmp_path / "setup", {}):
         pass
 
 
@@ -250,29 +254,19 @@ def test_a_folder_that_cannot_be_is_told(backbone, settings, tmp_path):
         bench(backbone, None, questions(1), settings(out=tmp_path / "file"))
 
 
-def test_a_difference_is_told_with_its_step_and_margin(backbone):
-    ids = backbone.encode("red blue")
-    plain = module.answer_plainly(backbone, ids, NEW).tokens
-    assert module._difference(backbone, ids, plain, plain) is None
-    ours = [*plain[:5], (plain[5] + 1) % zoo.VOCAB, 3]
-    found = module._difference(backbone, ids, plain, ours)
-    with torch.no_grad():
-        logits = backbone.model(torch.tensor([ids + plain[:5]])).logits[0, -1]
-    best = logits.sort(descending=True).values
-    assert (found["step"], found["plain"], found["ours"]) == (5, plain[5], ours[5])
-    assert found["margin"] == pytest.approx(float(best[0] - best[1]), abs=1e-4)
-    assert found["gap"] == pytest.approx(float(best[0] - logits[ours[5]]), abs=1e-4)
-    assert found["spacing"] == 2.0 ** torch.tensor(float(best[0]).__abs__()).log2().floor().item() * 2**-23
+def test_a_difference_is_judged(backbone, settings, monkeypatch):
+    right = module.answer_ours
 
+    def wrong(generator: Generator, ids: list[int], limit: int) -> Timed:
+        timed = right(generator, ids, limit)
+        return timed._replace(tokens=[*timed.tokens[:5], (timed.tokens[5] + 1) % zoo.VOCAB, 3])
 
-def test_answers_that_differ_in_length_only(backbone):
-    ids = backbone.encode("red blue")
-    plain = module.answer_plainly(backbone, ids, NEW).tokens
-    shorter = module._difference(backbone, ids, plain, plain[:4])
-    assert (shorter["step"], shorter["plain"], shorter["ours"], shorter["gap"]) == (4, plain[4], None, None)
-    assert shorter["margin"] > 0
-    longer = module._difference(backbone, ids, plain, [*plain, 9])
-    assert (longer["step"], longer["plain"], longer["ours"], longer["margin"]) == (NEW, None, 9, None)
+    monkeypatch.setattr(module, "answer_ours", wrong)
+    report = bench(backbone, None, questions(2)[:1], settings())
+    (found,) = report["differences"]
+    assert (found["step"], found["kind"], found["allowed"]) == (5, "mismatch", 1e-4)
+    assert found["gap"] > 1e-4
+    assert report["verdict"] == "NOT equal: 1 mismatch"
 
 
 def test_a_difference_in_any_repetition_counts(backbone, monkeypatch):

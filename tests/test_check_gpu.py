@@ -29,57 +29,6 @@ needs_stories = pytest.mark.skipif(STORIES is None, reason="HEADSTART_TEST_DATA 
 # -- what answers are judged by --------------------------------------------------------------------------------------
 
 
-def test_the_judge_tells_ties_from_mismatches() -> None:
-    backbone = zoo.backbone()
-    judge, prompt = checks.Judge(backbone), [1, 5, 6]
-    own = Generator(backbone).generate(prompt, max_new_tokens=8, temperature=0).tokens
-    assert judge.parting(prompt, own, own) is None
-    other = [*own[:3], (own[3] + 1) % zoo.VOCAB, *own[4:]]
-    found = judge.parting(prompt, own, other)
-    assert found is not None
-    assert found.step == 3
-    assert found.gap > found.margin == 1e-4
-    assert not found.explained
-    short = judge.parting(prompt, own, own[:5])
-    assert short is not None
-    assert (short.step, short.explained) == (5, False)
-    with torch.no_grad():
-        backbone.model.lm_head.weight[other[3]] = backbone.model.lm_head.weight[own[3]] + 1e-8
-    twin = checks.Judge(backbone).parting(prompt, own, other)
-    assert twin is not None
-    assert twin.explained
-
-
-def test_in_half_precision_the_margin_is_what_rounding_does() -> None:
-    model = zoo.model(initializer_range=0.3).to(torch.bfloat16)
-    backbone, prompt = Backbone(model), [1, 5, 6]
-    own = Generator(backbone).generate(prompt, max_new_tokens=4, temperature=0).tokens
-    with torch.no_grad():
-        exact = checks.copy.deepcopy(model).double()(torch.tensor([prompt])).logits[0, -1]
-        error = float((model(torch.tensor([prompt])).logits[0, -1].double() - exact).abs().max())
-    worst = int(exact.argmin())
-    found = checks.Judge(backbone).parting(prompt, own, [worst])
-    assert found is not None
-    assert found.margin == pytest.approx(4 * error)
-    assert found.gap == pytest.approx(float(exact.max() - exact.min()))
-    assert not found.explained
-
-
-def test_draws_are_judged_with_their_noise() -> None:
-    backbone, prompt = zoo.backbone(), [1, 5, 6]
-    options = {"max_new_tokens": 6, "seed": 3, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    own = Generator(backbone).generate(prompt, **options).tokens
-    judge = checks.Judge(backbone)
-    seconds = []
-    for token in range(zoo.VOCAB):
-        if token != own[2]:
-            found = judge.parting(prompt, own, [*own[:2], token], seed=3)
-            assert found is not None
-            seconds.append(found.gap)
-    assert min(seconds) > 0  # the token drawn is the best one, noise included
-    assert judge.parting(prompt, own, [*own[:2], (own[2] + 1) % zoo.VOCAB], seed=4).gap != seconds[0]  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("siblings", [False, True])
 def test_a_scripted_drafter_is_right_and_wavers(siblings: bool) -> None:
     backbone, prompt = zoo.backbone(), [1, 5, 6, 7]

@@ -40,7 +40,7 @@ def row(
     return {**made, **rest}
 
 
-PARTED = {"step": 2, "plain": 7, "ours": 8, "margin": 0.25, "gap": 0.25, "spacing": 0.125}
+PARTED = {"kind": "rounding", "step": 2, "plain": 7, "ours": 8, "gap": 0.25, "margin": 0.125, "allowed": 0.5}
 A = row("one", 1, (10, [2.0], 0.2), (10, [1.0], 0.2, 0.1, 0.5), 4, [3, 2])
 B = row("one", 2, (21, [4.0], 0.3), (21, [4.0], 0.4, 0.6, 2.0), 10, [6, 4], loops=True)
 C = row("two", 1, (5, [1.0], 0.1), (5, [0.8], 0.1, 0.1, 0.5), 4, [0, 0], category="qa", group="qa", difference=PARTED)
@@ -141,8 +141,9 @@ def test_the_page_holds_what_it_has_to(tmp_path):
         "# a|b with ngram: 1.21x", "| identical to `model.generate` | 2/3 | 1/2 |",
         "| **speed-up** | **1.21x** | **1.67x** |",
         "| 0 | 18 | 9 | 50.0% | 50.0% | 37.5% | 37.5% |", "| prefill | 12.1% |", "&nbsp;&nbsp;writing | 2 | 2/2 |",
-        "| two | 1 | 2 | 7 | 8 | 0.2500 | 0.2500 | 0.1250 |", "headstart bench --suite x", "| backbone | a\\|b |",
-        "(2 x the spacing of bfloat16 there)", "![", "| measured speed-up | 1.21 | 1.67 |",
+        "| two | 1 | 2 | 7 | 8 | rounding | 0.25000 | 0.50000 | 0.12500 |",
+        "headstart bench --suite x", "| backbone | a\\|b |",
+        "(largest gap 0.25, of 0.5 that rounding in bfloat16 explains)", "![", "| measured speed-up | 1.21 | 1.67 |",
     ):  # fmt: skip
         assert told in text
     assert "tree" not in text.partition("How it was measured")[2], "what is not set is not listed"

@@ -8,12 +8,10 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from check_equality import TIE
 from torch import Tensor
 
 from gpu.models import Scripted, Subject, write_chats
@@ -25,8 +23,8 @@ from headstart.heads.load import load_backbone
 from headstart.heads.methods import METHODS
 from headstart.inference.bench import answer_plainly
 from headstart.inference.generator import Generator
+from headstart.inference.judge import Judge, Parting
 from headstart.inference.plain import decode_group
-from headstart.inference.sampler import gumbel_noise
 from headstart.training.loop import train
 from headstart.training.recipe import Recipe
 
@@ -137,54 +135,6 @@ def _learning(backbone: Backbone) -> bool:
 # -- equality --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Parting:
-    """Where two answers part."""
-
-    step: int
-    gap: float
-    """How far the lower of the two tokens lies below the best one, in float64."""
-    margin: float
-    """What rounding explains."""
-
-    @property
-    def explained(self) -> bool:
-        return self.gap <= self.margin
-
-
-class Judge:
-    """Says where answers of a backbone part, and whether rounding explains it.
-
-    In fp32 the margin is that of all equality here, 1e-4. In half precision it is four times the largest error that the
-    backbone's logits have at this very prefix: two computations, and two tokens each.
-    """
-
-    def __init__(self, backbone: Backbone) -> None:
-        self.backbone = backbone
-        self.double: Any = None
-
-    @torch.no_grad()
-    def parting(
-        self, prompt: Sequence[int], one: Sequence[int], other: Sequence[int], seed: int | None = None
-    ) -> Parting | None:
-        """None if the answers are equal. `seed`: of draws at temperature 1, sample 0."""
-        if list(one) == list(other):
-            return None
-        step = next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-        if step == min(len(one), len(other)):
-            return Parting(step, float("inf"), 0.0)
-        ids = torch.tensor([[*prompt, *one[:step]]], device=self.backbone.device)  # (1, T)
-        if self.double is None:
-            self.double = copy.deepcopy(self.backbone.model).double()
-        logits = self.double(ids).logits[0, -1]  # (V,)
-        margin = TIE
-        if self.backbone.dtype != torch.float32:
-            margin = 4 * float((self.backbone.model(ids).logits[0, -1].double() - logits).abs().max())
-        if seed is not None:
-            logits = logits + gumbel_noise(seed, 0, ids.shape[1], len(logits)).to(logits.device)
-        return Parting(step, float(logits.max() - logits[[one[step], other[step]]].min()), margin)
-
-
 def equality(run: Run, subject: Subject, half: bool) -> None:
     """Greedy tokens are those of `model.generate`, with every drafter and form of tree."""
     backbone = subject.half if half else subject.exact
@@ -201,7 +151,10 @@ def equality(run: Run, subject: Subject, half: bool) -> None:
             break
         pairs = zip(generators, prompts, strict=True)
         outputs = [one.generate(ids, max_new_tokens=limit, temperature=0) for one, ids in pairs]
-        found = [judge.parting(*three) for three in zip(prompts, own, (o.tokens for o in outputs), strict=True)]
+        found = [
+            judge.parting(*three, temperature=0)
+            for three in zip(prompts, own, (o.tokens for o in outputs), strict=True)
+        ]
         partings += [(name, place, one) for place, one in enumerate(found) if one]
         wrong = sum(one is not None and not one.explained for one in found)
         rounds, accepted = sum(o.stats.rounds for o in outputs), sum(sum(o.stats.accepted) for o in outputs)
@@ -215,8 +168,8 @@ def equality(run: Run, subject: Subject, half: bool) -> None:
 
 def _list(run: Run, title: str, partings: Sequence[tuple[str, int, Parting]]) -> None:
     if partings:
-        table = run.table(title, "drafter", "prompt", "step", "gap", "margin")
-        table.rows += [(name, place + 1, one.step, one.gap, one.margin) for name, place, one in partings]
+        table = run.table(title, "drafter", "prompt", "step", "gap", "explained")
+        table.rows += [(name, place + 1, one.step, one.gap, one.allowed) for name, place, one in partings]
 
 
 def _drafted(
@@ -249,7 +202,7 @@ def sampling(run: Run, subject: Subject) -> None:
         options = {**DRAWN, "max_new_tokens": limit, "seed": seed}
         own = Generator(reference).generate(prompt, **options).tokens
         for name, generator in sides.items():
-            found = judge.parting(prompt, own, generator.generate(prompt, **options).tokens, seed)
+            found = judge.parting(prompt, own, generator.generate(prompt, **options).tokens, **options)
             partings += [(name, seed, found)] if found else []
             answers += 1
     wrong = sum(not one.explained for _, _, one in partings)
@@ -285,7 +238,7 @@ def devices(run: Run, subject: Subject) -> None:
     rows = decode_group(backbone, subject.prompts, max_new_tokens=limit)
     judge = Judge(backbone)
     alone = [plain.generate(one, max_new_tokens=limit, temperature=0).tokens for one in subject.prompts]
-    partings = [judge.parting(*three) for three in zip(subject.prompts, alone, rows, strict=True)]
+    partings = [judge.parting(*three, temperature=0) for three in zip(subject.prompts, alone, rows, strict=True)]
     run.check("devices: a batch answers as its rows alone", all(one is None or one.explained for one in partings))
     _files(run, subject)
 

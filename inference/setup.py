@@ -1,0 +1,66 @@
+"""What a comparison depends on: named in its report, and in the files with which it goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..heads import chat
+from ..heads.backbone import Backbone
+from ..heads.base import DraftHead
+from .drafters import DEFAULT_LOOKUP, DEFAULT_SHAPE
+from .tree import Chain
+
+
+def setup_of(
+    backbone: Backbone, drafter: Any, *, head: str, tree: str | None, max_new_tokens: int, raw: bool
+) -> dict[str, Any]:
+    """The facts, as JSON values.
+
+    Args:
+        drafter: what `Generator` takes; `head` is only its name.
+    """
+    cuda = backbone.device.type == "cuda"
+    return {
+        "backbone": backbone.name,
+        "weights": backbone.fingerprint(),
+        "prompts": "as they stand" if raw else f"chat template {chat.fingerprint(backbone.tokenizer)['template']}",
+        "drafter": _name(drafter, head),
+        "drafter_weights": weights_hash(drafter) if isinstance(drafter, nn.Module) else None,
+        "tree": _tree(drafter, tree),
+        "max_new_tokens": max_new_tokens,
+        "dtype": str(backbone.dtype).removeprefix("torch."),
+        "attention": getattr(backbone.config, "_attn_implementation", None),
+        "device": torch.cuda.get_device_name(backbone.device) if cuda else str(backbone.device),
+        **versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("torch", "transformers", "headstart")}
+
+
+def weights_hash(module: nn.Module) -> str:
+    """16 hex digits of all tensors, so that a head trained again is not taken for the one before."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _name(drafter: Any, name: str) -> str:
+    if isinstance(drafter, DraftHead):
+        return f"{name} ({drafter.method})"
+    return "none" if drafter is None else drafter if isinstance(drafter, str) else type(drafter).__name__
+
+
+def _tree(drafter: Any, tree: str | None) -> str | None:
+    """The form that is asked for, the usual one where none is."""
+    if isinstance(drafter, DraftHead):
+        return tree or str(DEFAULT_SHAPE)
+    return (tree or str(Chain(DEFAULT_LOOKUP))) if drafter == "ngram" else None
