@@ -83,7 +83,7 @@ def test_data(run, work):
     assert "no such folder" in run("data", "preview", "--backbone", "./none", "--input", "chats.jsonl", code=2)
 
 
-def test_train_generate_bench(run, work):
+def test_train_generate_bench_verify(run, work):
     assert "trainable parameters" in run("train", "recipe.yaml", "--check")
     assert not (work / "runs").exists()
     assert run("train", "recipe.yaml", "optim.lr=1e-3").endswith("\nruns/one/head\n")
@@ -98,3 +98,5 @@ def test_train_generate_bench(run, work):
     options = ("--suite", "questions.txt", "--out", "report", "--max-new-tokens", "4")
     assert "report/report.md" in run("bench", "--backbone", "backbone", "--head", "runs/one/head", *options)
     assert "2 of 2 answers are identical" in (work / "report" / "report.md").read_text(encoding="utf-8")
+    options = ("--suite", "questions.txt", "--out", "rows.jsonl", "--max-new-tokens", "4")
+    assert run("verify", "--backbone", "backbone", "--head", "runs/one/head", *options).endswith("verdict: equal\n")
