@@ -1,8 +1,7 @@
 """The decoder layer that EAGLE-style heads share: shaped after the backbone's, trained from scratch.
 
 - `LayerConfig`: its shape, read from the backbone's config.
-- `Rotary`: cosines and sines of positions, by transformers' own rotary embedding, every kind of scaling included.
-- `DecoderLayer`: attention and gated MLP with root-mean-square norms.
+- `DecoderLayer`: attention and gated MLP with root-mean-square norms; `UpperLayer` has one before the attention, too.
 - `attend`: attention over a cache, for drafting.
 - `attend_ahead`: attention of training queries that have run ahead of a text, in memory linear in its length.
 
@@ -13,21 +12,20 @@ the attention's inputs, n query heads, k key-value heads, g = n / k, h width of 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig
 from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ..errors import UserError
 from .backbone import Backbone
 from .base import HeadConfig
+from .rotary import Rotary, rope_of, rotated
 
 _SCORES = {"cpu": 1 << 21}  # attention scores held at a time in training; other devices have more room
 _SCORES_ELSEWHERE = 1 << 26
@@ -55,6 +53,8 @@ class LayerConfig(HeadConfig):
     """Bias behind the attention."""
     mlp_bias: bool = False
     """Biases in the MLP."""
+    qk_norm: Literal["none", "head", "all"] = "none"
+    """Norms on queries and keys: of each attention head (Qwen3, Gemma 3), or of all together (OLMo 2)."""
     max_position_embeddings: int = 2048
     """Positions that the rotary embedding was made for."""
     rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
@@ -90,85 +90,67 @@ class LayerConfig(HeadConfig):
             "attention_bias": _has(backbone, "q_proj.bias"),
             "output_bias": _has(backbone, "o_proj.bias"),
             "mlp_bias": _has(backbone, "up_proj.bias"),
+            "qk_norm": _qk_norm(backbone),
             "max_position_embeddings": _first(config, "max_position_embeddings") or 2048,
-            "rope_parameters": _rope(config),
+            "rope_parameters": rope_of(config),
         }
 
-
-class Rotary:
-    """A table of cosines and sines, longer when asked for more; no module, so that no cast rounds its frequencies."""
-
-    @torch.inference_mode(False)  # scalings that depend on the length write into what is made here
-    def __init__(self, config: LayerConfig) -> None:
-        self.limit = config.max_position_embeddings
-        self.embedding = LlamaRotaryEmbedding(
-            LlamaConfig(
-                hidden_size=config.num_attention_heads * config.head_dim,
-                num_attention_heads=config.num_attention_heads,
-                head_dim=config.head_dim,
-                max_position_embeddings=config.max_position_embeddings,
-                rope_parameters=dict(config.rope_parameters),
-            )
-        )
-        self.cos = self.sin = torch.empty(0)
-
-    @torch.inference_mode(False)  # made while decoding, it serves training, too
-    def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(at least `length`, 1, h) cosines and signed sines, with the dtype and device of `like`."""
-        if len(self.cos) < length or (self.cos.dtype, self.cos.device) != (like.dtype, like.device):
-            # scalings that depend on the length change at the limit: do not pass it before the text does
-            room = max(length, min(2 * length, self.limit) if length <= self.limit else 2 * length)
-            cos, sin = self.embedding(torch.zeros(()), torch.arange(room)[None])
-            sin[..., : sin.shape[-1] // 2].neg_()
-            self.cos, self.sin = (wave[0, :, None].to(like) for wave in (cos, sin))
-        return self.cos, self.sin
-
-    def at(self, starts: Sequence[int], width: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(B or 1, T, 1, h) for T positions from `starts[row]` on."""
-        cos, sin = self.table(max(starts) + width, like)
-        if min(starts) == max(starts):
-            return cos[None, starts[0] : starts[0] + width], sin[None, starts[0] : starts[0] + width]
-        places = torch.tensor(starts, device=like.device)[:, None] + torch.arange(width, device=like.device)  # (B, T)
-        return cos[places], sin[places]
+    def rotary(self) -> Rotary:
+        return Rotary(self.rope_parameters, self.head_dim, self.max_position_embeddings)
 
 
-def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Queries or keys (..., heads, h) turned by their positions; a table narrower than h turns the first part only."""
-    width = cos.shape[-1]
-    if width < states.shape[-1]:
-        return torch.cat((rotated(states[..., :width], cos, sin), states[..., width:]), -1)
-    return torch.addcmul(states * cos, states.roll(width // 2, -1), sin)
+class Norm(nn.RMSNorm):
+    """Root-mean-square norm, computed in the dtype of its weight also where autocast hands it a narrower one."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden.to(self.weight.dtype))
 
 
 class Attention(nn.Module):
-    """The four projections; who sees whom is up to the caller."""
+    """The four projections; who sees whom is up to the caller.
 
-    def __init__(self, config: LayerConfig, width: int) -> None:
+    Args:
+        width: W, of what it reads.
+        output: H, of what it gives.
+    """
+
+    def __init__(self, config: LayerConfig, width: int, output: int) -> None:
         super().__init__()
         self.heads, self.groups, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         queries, keys, bias = self.heads * self.head_dim, self.groups * self.head_dim, config.attention_bias
         self.q_proj = nn.Linear(width, queries, bias=bias)
         self.k_proj = nn.Linear(width, keys, bias=bias)
         self.v_proj = nn.Linear(width, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.output_bias)
+        self.o_proj = nn.Linear(queries, output, bias=config.output_bias)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm != "none":
+            widths = (self.head_dim, self.head_dim) if config.qk_norm == "head" else (queries, keys)
+            self.q_norm, self.k_norm = (Norm(one, config.rms_norm_eps) for one in widths)
 
     def queries(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(..., W) to (..., n, h), turned."""
-        return rotated(self.q_proj(inputs).unflatten(-1, (self.heads, self.head_dim)), cos, sin)
+        queries = self.q_proj(inputs)
+        return rotated(self._normed(queries, "q_norm", self.heads), cos, sin)
 
     def entries(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """(..., W) to keys, turned, and values (..., k, h)."""
-        keys = self.k_proj(inputs).unflatten(-1, (self.groups, self.head_dim))
-        values = self.v_proj(inputs).unflatten(-1, (self.groups, self.head_dim))
-        return rotated(keys, cos, sin), values
+        keys, values = self.k_proj(inputs), self.v_proj(inputs).unflatten(-1, (self.groups, self.head_dim))
+        return rotated(self._normed(keys, "k_norm", self.groups), cos, sin), values
+
+    def _normed(self, states: Tensor, name: str, heads: int) -> Tensor:
+        """(..., heads * h) to (..., heads, h) behind the norm of that name, if there is one."""
+        if self.qk_norm == "all":
+            states = getattr(self, name)(states)
+        states = states.view(*states.shape[:-1], heads, self.head_dim)
+        return getattr(self, name)(states) if self.qk_norm == "head" else states
 
 
 class Gated(nn.Module):
     """The gated MLP."""
 
-    def __init__(self, config: LayerConfig) -> None:
+    def __init__(self, config: LayerConfig, width: int) -> None:
         super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        inner, bias = config.intermediate_size, config.mlp_bias
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
@@ -179,27 +161,37 @@ class Gated(nn.Module):
         return projected
 
 
-class Norm(nn.RMSNorm):
-    """Root-mean-square norm, computed in the dtype of its weight also where autocast hands it a narrower one."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return super().forward(hidden.to(self.weight.dtype))
-
-
 class DecoderLayer(nn.Module):
-    """Attention that reads W-wide inputs, then the MLP; what precedes the attention is up to the method."""
+    """Attention that reads `inputs`-wide states, then the MLP; what precedes the attention is up to the method.
 
-    def __init__(self, config: LayerConfig, width: int) -> None:
+    Args:
+        width: H, of its output.
+        inputs: W; None: H.
+    """
+
+    def __init__(self, config: LayerConfig, width: int, inputs: int | None = None) -> None:
         super().__init__()
-        self.self_attn = Attention(config, width)
-        self.mlp = Gated(config)
-        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, inputs or width, width)
+        self.mlp = Gated(config, width)
+        self.post_attention_layernorm = Norm(width, config.rms_norm_eps)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         """(..., H) residual and (..., n * h) attention to the layer's output (..., H), before any norm."""
         hidden = residual + self.self_attn.o_proj(attended)
         output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return output
+
+
+class UpperLayer(DecoderLayer):
+    """The common decoder layer: it reads what the layer below gives, behind a norm."""
+
+    def __init__(self, config: LayerConfig, width: int) -> None:
+        super().__init__(config, width)
+        self.input_layernorm = Norm(width, config.rms_norm_eps)
+
+    def read(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., H) to what the attention reads, and what its result is added to."""
+        return self.input_layernorm(hidden), hidden
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -291,9 +283,12 @@ def _has(backbone: Backbone, ending: str) -> bool:
     return any(name.endswith(ending) for name, _ in backbone.model.get_decoder().named_parameters())
 
 
-def _rope(config: Any) -> dict[str, Any]:
-    """The rotary embedding of the layers that see the whole text; the common one for models without any."""
-    found = getattr(config, "rope_parameters", None) or {}
-    if found and all(isinstance(value, dict) for value in found.values()):
-        found = found.get("full_attention") or next(iter(found.values()))
-    return {"rope_type": "default", "rope_theta": 10000.0, **found}
+def _qk_norm(backbone: Backbone) -> str:
+    """Which norms the backbone has on its queries."""
+    parameters = backbone.model.get_decoder().named_parameters()
+    shapes = [tuple(weight.shape) for name, weight in parameters if name.endswith("q_norm.weight")]
+    if not shapes:
+        return "none"
+    heads = backbone.config.num_attention_heads
+    head_dim = _first(backbone.config, "head_dim") or backbone.hidden_size // heads
+    return "all" if shapes[0] == (heads * head_dim,) and heads > 1 else "head"

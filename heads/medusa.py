@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .backbone import Backbone, Features
 from .base import DraftHead, HeadConfig, Step, matched
+from .projection import Borrowed
 from .vocab import DraftVocab
 
 
@@ -83,17 +84,12 @@ class Medusa(DraftHead):
             nn.Linear(width, config.draft_vocab_size, bias=False)
             for _ in range(config.num_heads if config.projection == "own" else 0)
         )
-        self._shared: tuple[Tensor, Tensor | None] | None = None
+        self._shared: Borrowed | None = None
 
     def bind(self, backbone: Backbone) -> Medusa:
         super().bind(backbone)
         if self.config.projection == "shared":
-            bias = backbone.output_bias
-            with torch.inference_mode(False):  # bound for decoding, it serves training, too
-                self._shared = (
-                    self.vocab.rows(backbone.output_weight.detach()),
-                    None if bias is None else self.vocab.rows(bias.detach()),
-                )
+            self._shared = Borrowed(backbone, self.vocab)
         return self
 
     def seed(self) -> None:
@@ -146,8 +142,7 @@ class Medusa(DraftHead):
         if self._shared is None:
             logits: Tensor = self.projections[depth](hidden)
             return logits
-        weight, bias = self._shared
-        return self.backbone.finish(F.linear(hidden.to(weight.dtype), weight, bias))
+        return self._shared(hidden)
 
     @property
     def _weight(self) -> Tensor:

@@ -1,9 +1,10 @@
-"""EAGLE-3 against a plain reference, its attention against the dense form, and what it takes over from the backbone."""
+"""EAGLE-3 against a plain transformer, its attention against the dense form, and what it takes from the backbone."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import plain_eagle
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor
 
 import zoo
 from headstart.errors import UserError
-from headstart.heads import layer
+from headstart.heads import layer, rotary
 from headstart.heads.backbone import Features
 from headstart.heads.eagle3 import Eagle3, Eagle3Config, default_taps
 from headstart.heads.vocab import DraftVocab
@@ -32,99 +33,92 @@ def example(head: Eagle3, length: int, rows: int = 1) -> tuple[Features, Tensor]
         return head.backbone.forward(ids, taps=head.taps), ids
 
 
-# -- a reference that shares no code with the product ---------------------------------------------------------------
+# -- a plain transformer that shares no code with the product --------------------------------------------------------
+
+HEADS = [(4, 2, 8), (4, 4, 8), (4, 1, 16), (2, 2, 32)]
+SWITCHES: list[dict[str, Any]] = [
+    {},
+    {"qk_norm": "none"},
+    {"qk_norm": "all"},
+    {"norm_before_fc": True},
+    {"fc_norm": True},
+    {"norm_before_residual": True},
+    {"norm_output": True},
+    {"head_layers": 2},
+    {"norm_before_fc": True, "fc_norm": True, "norm_before_residual": True, "norm_output": True, "head_layers": 3},
+    {"width": 24, "taps": (0, 3)},
+    {"width": 48, "norm_output": True, "head_layers": 2},
+    {"embedding": "own"},
+]
 
 
-def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+def assert_plain(head: Eagle3) -> None:
+    features, ids = example(head, 9)
+    assert features.taps is not None
+    embedded = head.embedded(ids)[0].detach()
+    unrolled = list(head.unroll(features, ids, [torch.tensor([1, 4])] * 4))
+    for place, anchor in enumerate((1, 4)):
+        expected = plain_eagle.eagle3(head, features.taps[0], embedded, anchor, 4)
+        for depth, (hidden, logits) in enumerate(expected):
+            torch.testing.assert_close(unrolled[depth][place], hidden, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(head.project(unrolled[depth], depth)[place], logits, atol=1e-5, rtol=1e-5)
 
 
-def turned(x: Tensor, position: int, theta: float) -> Tensor:
-    """One vector (heads, h) at a position, pair by pair: component i with component i + h / 2."""
-    half = x.shape[-1] // 2
-    out = x.clone()
-    for i in range(half):
-        angle = torch.tensor(position / theta ** (i / half))
-        out[:, i] = x[:, i] * angle.cos() - x[:, i + half] * angle.sin()
-        out[:, i + half] = x[:, i + half] * angle.cos() + x[:, i] * angle.sin()
-    return out
-
-
-def reference(
-    weights: dict[str, Tensor],
-    taps: Tensor,
-    embeddings: Tensor,
-    heads: int,
-    groups: int,
-    eps: float,
-    theta: float,
-    steps: int,
-) -> list[list[Tensor]]:
-    """EAGLE-3's training-time test, one position at a time: `result[k][t]` is the output of step k at position t.
-
-    Tensor names are those of the official files. `taps` (T, 3H), `embeddings` (T, H) of the tokens themselves. Step
-    k at position t reads the embedding of token t + 1 + k and the output of step k - 1 at t.
-    """
-    w = {name: weights[f"midlayer.{name}.weight"] for name in (
-        "hidden_norm", "input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj",
-        "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}  # fmt: skip
-    length, hidden = len(taps), [weights["fc.weight"] @ row for row in taps]
-    seen: list[list[tuple[Tensor, Tensor]]] = []  # by step, by position: key and value
-    results = []
-    for step in range(steps):
-        entries, queries, reads = [], [], []
-        for t in range(length - 1 - step):
-            x = torch.cat((
-                rms(embeddings[t + 1 + step], w["input_layernorm"], eps), rms(hidden[t], w["hidden_norm"], eps)
-            ))  # fmt: skip
-            q = turned((w["self_attn.q_proj"] @ x).view(heads, -1), t + step, theta)
-            k = turned((w["self_attn.k_proj"] @ x).view(groups, -1), t + step, theta)
-            entries.append((k, (w["self_attn.v_proj"] @ x).view(groups, -1)))
-            queries.append(q)
-            reads.append(hidden[t])
-        seen.append(entries)
-        outputs = []
-        for t, query in enumerate(queries):
-            visible = seen[0][: t + 1] + [seen[later][t] for later in range(1, step + 1)]
-            mixed = []
-            for head in range(heads):
-                group = head // (heads // groups)
-                scores = torch.stack([query[head] @ k[group] for k, _ in visible]) / query.shape[-1] ** 0.5
-                mixed.append(scores.softmax(0) @ torch.stack([v[group] for _, v in visible]))
-            y = reads[t] + w["self_attn.o_proj"] @ torch.cat(mixed)
-            z = rms(y, w["post_attention_layernorm"], eps)
-            outputs.append(y + w["mlp.down_proj"] @ (F.silu(w["mlp.gate_proj"] @ z) * (w["mlp.up_proj"] @ z)))
-        results.append(outputs)
-        hidden = outputs
-    return results
-
-
-@pytest.mark.parametrize("heads", [(4, 2, 8), (4, 4, 8), (4, 1, 16), (2, 2, 32)], ids=str)
-def test_equals_a_plain_reference(heads: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_equals_a_plain_transformer(heads: tuple[int, int, int]) -> None:
     queries, groups, width = heads
     changes = {"num_attention_heads": queries, "num_key_value_heads": groups, "head_dim": width}
     changes["rope_parameters"] = {"rope_type": "default", "rope_theta": 500.0}
     head = built("qwen3", changes)
-    features, ids = example(head, 9)
-    assert features.taps is not None
-    weights = {name: tensor.detach() for name, tensor in head.state_dict().items()}
     assert head.config.rope_parameters["rope_theta"] == 500.0
-    expected = reference(
-        weights,
-        features.taps[0],
-        head.backbone.embed(ids)[0].detach(),
-        queries,
-        groups,
-        head.config.rms_norm_eps,
-        500.0,
-        4,
+    assert_plain(head)
+
+
+@pytest.mark.parametrize("fields", SWITCHES, ids=str)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_every_switch_is_what_it_says(family: str, fields: dict[str, Any]) -> None:
+    assert_plain(built(family, **fields))
+
+
+@pytest.mark.parametrize("fields", SWITCHES[2:], ids=str)
+def test_a_switch_changes_what_is_proposed(fields: dict[str, Any]) -> None:
+    """The twin of the test above: a head that ignored the switch would not be told from one that has it."""
+    plain, head = built("llama"), built("llama", **fields)
+    shared = {
+        name: one for name, one in plain.state_dict().items() if head.state_dict().get(name, one[:0]).shape == one.shape
+    }
+    head.load_state_dict(shared, strict=False)
+    found = []
+    for one in (plain, head):
+        features, ids = example(one, 9)
+        found.append([one.project(hidden, 0) for hidden in one.unroll(features, ids, [torch.tensor([4])] * 2)][1])
+    assert (found[0] - found[1]).abs().max() > 1e-3
+
+
+def test_a_head_of_another_width_starts_near_the_backbone() -> None:
+    """Wider than the backbone it loses nothing: behind the norm its projection is that of the backbone's states."""
+    backbone = zoo.backbone()
+    head = Eagle3.build(backbone, width=48)
+    assert head.embed_tokens is not None
+    basis = torch.linalg.lstsq(
+        backbone.embed(torch.arange(zoo.VOCAB)).detach(), head.embed_tokens.weight.detach()
+    ).solution
+    torch.testing.assert_close(basis @ basis.T, torch.eye(32), atol=1e-4, rtol=1e-4)
+    hidden = torch.randn(5, 32)
+    found = head.project(hidden @ basis, 0)
+    expected = F.linear(backbone.norm(hidden), backbone.output_weight)
+    torch.testing.assert_close(
+        found / found.norm(dim=-1, keepdim=True), expected / expected.norm(dim=-1, keepdim=True), atol=1e-3, rtol=1e-3
     )
-    anchors = [torch.arange(8 - depth) for depth in range(4)]
-    for depth, hidden in enumerate(head.unroll(features, ids, anchors)):
-        outputs = torch.stack(expected[depth])
-        torch.testing.assert_close(hidden, outputs, atol=1e-5, rtol=1e-5)
-        logits = rms(outputs, weights["norm.weight"], head.config.rms_norm_eps) @ weights["lm_head.weight"].T
-        torch.testing.assert_close(head.project(hidden, depth), logits, atol=1e-5, rtol=1e-5)
+    with pytest.raises(UserError, match="width is 0"):
+        Eagle3.build(backbone, width=0)
+
+
+def test_own_embedding_starts_as_a_copy_and_is_trained() -> None:
+    head = Eagle3.build(zoo.backbone("gemma"), embedding="own")
+    ids = torch.arange(5)
+    assert torch.equal(head.embedded(ids), head.backbone.embed(ids))
+    assert head.embedded(ids).requires_grad
 
 
 # -- attention that has run ahead -----------------------------------------------------------------------------------
@@ -215,9 +209,9 @@ def test_embedding_is_the_backbones_with_its_scale() -> None:
     head = built("gemma")
     ids = torch.tensor([[5, 9]])
     raw = head.backbone.model.get_input_embeddings().weight[ids]
-    assert torch.equal(head._embedded(ids), head.backbone.embed(ids))
+    assert torch.equal(head.embedded(ids), head.backbone.embed(ids))
     with pytest.raises(AssertionError):
-        torch.testing.assert_close(head._embedded(ids), raw)  # Gemma multiplies by sqrt(H)
+        torch.testing.assert_close(head.embedded(ids), raw)  # Gemma multiplies by sqrt(H)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma"])
@@ -325,16 +319,16 @@ def test_casting_the_head_rounds_no_frequency() -> None:
 
 def test_a_narrow_table_turns_the_first_part_only() -> None:
     states, cos, sin = torch.randn(3, 2, 8), torch.rand(3, 1, 4), torch.rand(3, 1, 4)
-    found = layer.rotated(states, cos, sin)
+    found = rotary.rotated(states, cos, sin)
     assert torch.equal(found[..., 4:], states[..., 4:])
-    assert torch.equal(found[..., :4], layer.rotated(states[..., :4], cos, sin))
+    assert torch.equal(found[..., :4], rotary.rotated(states[..., :4], cos, sin))
 
 
 def test_alternating_layers_lend_the_rotary_of_full_attention() -> None:
     rope = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": {"rope_theta": 1e6}}
-    found = layer._rope(type("Config", (), {"rope_parameters": rope}))
+    found = rotary.rope_of(type("Config", (), {"rope_parameters": rope}))
     assert found == {"rope_type": "default", "rope_theta": 1e6}
-    assert layer._rope(object()) == {"rope_type": "default", "rope_theta": 1e4}
+    assert rotary.rope_of(object()) == {"rope_type": "default", "rope_theta": 1e4}
 
 
 def test_config_survives_json() -> None:
