@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -80,8 +81,9 @@ def _keys(name: str) -> Iterable[Row]:
 
 
 def _from_backbone(cls: type) -> set[str]:
-    """The fields of a head's config that are read off the backbone: those of its classes that have such `facts`."""
-    return {name for one in cls.__mro__ if "facts" in vars(one) for name in vars(one).get("__annotations__", ())}
+    """The fields of a head's config that are read off the backbone: the keys that its `facts` write."""
+    sources = (inspect.getsource(vars(one)["facts"]) for one in cls.__mro__ if "facts" in vars(one))
+    return {name for source in sources for name in re.findall(r'"(\w+)":', source)}
 
 
 def _settings(name: str) -> list[Setting]:
