@@ -48,6 +48,9 @@ class Features:
         """Rows and positions, as on the tensors themselves."""
         return Features(self.last[index], None if self.taps is None else self.taps[index])
 
+    def to(self, device: torch.device) -> Features:
+        return Features(self.last.to(device), None if self.taps is None else self.taps.to(device))
+
 
 class Backbone:
     """A causal LM and its tokenizer.

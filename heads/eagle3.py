@@ -96,6 +96,7 @@ class Eagle3(Eagle):
     """The head; see the module's docstring."""
 
     method = "eagle3"
+    whole_last = False
     config_class = Eagle3Config
     config: Eagle3Config
 

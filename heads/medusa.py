@@ -69,6 +69,7 @@ class Medusa(DraftHead):
     """The heads; see the module's docstring."""
 
     method = "medusa"
+    whole_last = False
     config_class = MedusaConfig
     config: MedusaConfig
 

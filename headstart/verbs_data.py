@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from headstart.options import TokenizerOptions, backbone_of, tokenizer_of
+from headstart.options import TokenizerOptions, backbone_of, silence, tokenizer_of
 from headstart.verb import Verb
 
 if TYPE_CHECKING:
@@ -40,6 +43,54 @@ def preview(options: TokenizerOptions, settings: PreviewSettings) -> None:
     preview(tokenizer_of(options), settings)
 
 
+@dataclass
+class CacheSettings:
+    """The backbone's features of rows, computed once for many epochs and runs."""
+
+    backbone: str
+    """The frozen model: a built-in name (smollm2-135m), a folder, or a Hub id."""
+    input: list[str]
+    """What a recipe has as data.train: files of chats, `shipped`, or one folder made by data prepare."""
+    out: Path | None = None
+    """The folder to make; without it, the one in the cache that `data.cache: auto` finds."""
+    method: str = "eagle3"
+    """The method that will be trained; it says which hidden states are kept, and where."""
+    taps: list[int] | None = None
+    """The hidden states that the head fuses, where the recipe has them otherwise (head.taps)."""
+    max_length: int = 1024
+    """Tokens of a row; it has to be the recipe's data.max_length."""
+    store: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    """Number format of the features; auto: that of the backbone, which loses nothing; int8: 8 bits, half of bf16."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of the backbone; it has to be the recipe's precision.backbone."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+    restart: bool = False
+    """Throw away other features that are in the folder, finished or not."""
+
+
+def cache(settings: CacheSettings) -> None:
+    from headstart.training.recipe import load_recipe
+    from headstart.training.setup import cache_features
+
+    silence()
+    wanted: dict[str, Any] = {
+        "backbone": settings.backbone,
+        "revision": settings.revision,
+        "run": "-",  # nothing is trained
+        "method": settings.method,
+        "head": {} if settings.taps is None else {"taps": settings.taps},
+        "data.train": settings.input,
+        "data.max_length": settings.max_length,
+        "data.cache": str(settings.out or "auto"),
+        "data.cache_store": settings.store,
+        "precision.backbone": settings.dtype,
+    }
+    made = cache_features(load_recipe(None, wanted), restart=settings.restart)
+    if os.environ.get("RANK", "0") == "0":  # the first of the processes that accelerate launched
+        print(made.summary())
+
+
 DATA: dict[str, Verb] = {
     "data synthesize": Verb(
         synthesize,
@@ -71,5 +122,15 @@ DATA: dict[str, Verb] = {
         ("headstart.options:TokenizerOptions", "headstart.data.preview:PreviewSettings"),
         (),
         ("headstart data preview --backbone smollm2-135m --input shipped --rows 3",),
+    ),
+    "data cache": Verb(
+        cache,
+        "Keep what the backbone makes of each row, so that training need not ask it again.",
+        ("headstart.verbs_data:CacheSettings",),
+        (),
+        (
+            "headstart data cache --backbone smollm2-135m --input rows --out features",
+            "accelerate launch --num_processes 8 -m headstart data cache --backbone B --input rows --out features",
+        ),
     ),
 }

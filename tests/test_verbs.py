@@ -76,6 +76,7 @@ def test_data(run, work):
     options = ("--input", "chats.jsonl", "--out", "answered.jsonl", "--max-new-tokens", "8", "--keep-cut")
     run("data", "regenerate", "--backbone", "backbone", *options)
     assert (work / "answered.jsonl").read_text().count("\n") == 24
+    assert "24 rows" in run("data", "cache", "--backbone", "backbone", "--input", "rows", "--out", "features")
     # what a random model writes is hardly ever a conversation, which has to be told
     options = ("--out", "made.jsonl", "--count", "1", "--group-size", "2", "--max-user-tokens", "4")
     assert "headstart: " in run("data", "synthesize", "--backbone", "backbone", *options, code=2)

@@ -9,9 +9,9 @@ Letters: B rows, T positions, D depths, M_d anchors of depth d.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any, Self
 
@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.features import FeatureCache
 from ..errors import UserError
+from ..heads.backbone import Features
 from .recipe import BatchSettings
 
 Array = np.ndarray[Any, Any]
@@ -37,9 +39,11 @@ class Batch:
     """Their numbers among the rows trained on."""
     tokens: int
     """True tokens, padding left out."""
+    cached: Callable[[], Features] | None = None
+    """Reads the features of these positions, on the CPU, where a cache has them."""
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(self.ids.to(device), self.mask.to(device), self.rows, self.tokens)
+        return replace(self, ids=self.ids.to(device), mask=self.mask.to(device))
 
 
 def anchors(mask: Tensor, depths: int) -> list[Tensor]:
@@ -81,6 +85,10 @@ class Rows:
     """The hash of each row's conversation."""
     places: list[str]
     """The file and row that each came from, for messages."""
+    numbers: Array | None = None
+    """(rows,) their numbers in the prepared set; None: as they stand."""
+    cache: FeatureCache | None = None
+    """Where their features are; None: the backbone is asked."""
 
     @classmethod
     def of(cls, dataset: Any) -> Self:
@@ -110,6 +118,10 @@ class Rows:
         place = slice(self.starts[row], self.stops[row])
         return self.ids[place], self.mask[place]
 
+    def number(self, row: int) -> int:
+        """The number of a row in the prepared set."""
+        return row if self.numbers is None else int(self.numbers[row])
+
     @property
     def lengths(self) -> Array:
         return self.stops - self.starts
@@ -117,7 +129,10 @@ class Rows:
     def select(self, rows: Iterable[int]) -> Rows:
         rows = np.array(list(rows), dtype=np.int64)
         keys, places = ([names[row] for row in rows] for names in (self.keys, self.places))
-        return Rows(self.ids, self.mask, self.starts[rows], self.stops[rows], keys, places)
+        numbers = rows if self.numbers is None else self.numbers[rows]
+        return replace(
+            self, starts=self.starts[rows], stops=self.stops[rows], keys=keys, places=places, numbers=numbers
+        )
 
     def trimmed(self, max_length: int) -> Rows:
         """Each row up to the last token within `max_length` that depth 0 proposes; rows without any are left out."""
@@ -244,4 +259,9 @@ def collate(rows: Rows, numbers: Sequence[int]) -> Batch:
     mask = np.zeros((len(chosen), width), dtype=bool)
     for row, (tokens, supervised) in enumerate(chosen):
         ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, supervised
-    return Batch(torch.from_numpy(ids), torch.from_numpy(mask), list(numbers), sum(len(tokens) for tokens, _ in chosen))
+    cached = None
+    if rows.cache is not None:
+        places = [(rows.number(number), row, 0) for row, number in enumerate(numbers)]
+        cached = partial(rows.cache.read, places, *ids.shape)
+    size = sum(len(tokens) for tokens, _ in chosen)
+    return Batch(torch.from_numpy(ids), torch.from_numpy(mask), list(numbers), size, cached)

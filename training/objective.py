@@ -78,7 +78,9 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def features(self, batch: Batch) -> Features:
-        """What the frozen backbone makes of a batch; only what the head and the loss read is kept."""
+        """What the frozen backbone makes of a batch, now or earlier; only what the head and the loss read is kept."""
+        if batch.cached is not None:
+            return batch.cached().to(batch.ids.device)
         return self.backbone.forward(batch.ids, taps=self.head.taps)
 
     def counts(self, batch: Batch) -> Tensor:

@@ -27,6 +27,11 @@ class DataSettings:
     """Tokens of a row; what lies behind them is cut off, and a row with nothing supervised left is dropped."""
     held_out: float = 0.02
     """Share of the conversations that is kept for evaluation; a hash of each decides, whatever file it stands in."""
+    cache: str | None = None
+    """Where the backbone's features of all rows are kept, computed once: a folder, or auto for one in the cache that
+    follows from backbone, rows and settings. null: the backbone is asked at each step."""
+    cache_store: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    """Number format of cached features; auto: that of the backbone, which loses nothing; int8: 8 bits, half of bf16."""
 
     def __post_init__(self) -> None:
         _require(self.max_length >= 3, "data.max_length", self.max_length, "3 or more: two to stand on, one to propose")
@@ -239,8 +244,8 @@ FREE = ("run", "log", "save", "evaluate")
 """Settings that leave the weights as they are, so that a run may go on with others."""
 
 
-def load_recipe(recipe: Recipe | str | Path, overrides: Mapping[str, Any] | Iterable[str] = ()) -> Recipe:
-    """A recipe from its YAML file, or from one in memory, with overrides (`optim.lr=1e-4`).
+def load_recipe(recipe: Recipe | str | Path | None, overrides: Mapping[str, Any] | Iterable[str] = ()) -> Recipe:
+    """A recipe from its YAML file, from one in memory, or from overrides alone (`optim.lr=1e-4`).
 
     Raises:
         UserError: the file is missing, a key is unknown, or a value is impossible.

@@ -16,6 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..data.capture import GROUP_TOKENS, capture
+from ..data.feature_key import Reads, settings_of
+from ..data.features import FeatureCache
+from ..data.groups import settings_hash
 from ..data.prepare import META, PrepareSettings, load_prepared, prepare, tokenizer_of
 from ..errors import UserError, nearest
 from ..files import cache_folder, text_hash
@@ -26,6 +30,7 @@ from ..heads.load import load_backbone
 from ..heads.methods import METHODS
 from ..heads.vocab import DraftVocab
 from ..inference.tree import parse_shape
+from ..settings import build
 from .batches import Batches, Rows, split
 from .objective import Objective
 from .optimizer import build_optimizer
@@ -60,7 +65,9 @@ class Setup:
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint depends on besides the recipe, by the words a message uses."""
+        cache = self.rows.cache
         return {
+            **({"the cached features": cache.identity()} if cache else {}),
             "the backbone's weights": self.backbone.fingerprint(),
             "the rows trained on": self.rows.hash(),
             "the number of processes": self.accelerator.num_processes,
@@ -90,6 +97,8 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     rows, held_out = (prepared.select(part).trimmed(recipe.data.max_length) for part in (trained, held))
     batches = Batches(rows, recipe.batch, recipe.seed, rank=accelerator.process_index, world=accelerator.num_processes)
     head = _head(recipe, method, backbone, rows)
+    if recipe.data.cache is not None:
+        rows.cache = held_out.cache = _cache(recipe.data, backbone, Reads.of(head), prepared, accelerator)
     autocast = fast if recipe.precision.autocast == "auto" else recipe.precision.autocast == "bf16"
     objective = Objective(head, recipe.loss, autocast=autocast)
     wrapped, optimizer = accelerator.prepare(objective, build_optimizer(head, recipe.optim))
@@ -172,6 +181,40 @@ def _rows(data: DataSettings, backbone: Backbone) -> Rows:
     out = cache_folder() / "prepared" / text_hash(asked)[:16]
     prepare(backbone, PrepareSettings(input=data.train, out=out, max_length=data.max_length))
     return Rows.of(load_prepared(out, backbone))
+
+
+def cache_features(recipe: Recipe, backbone: Backbone | None = None, *, restart: bool = False) -> FeatureCache:
+    """Make the features that a recipe trains on, or check every byte of those that are there; nothing is trained.
+
+    Raises:
+        UserError: as `set_up` does; the features would not fit on the disk, or another process is at work on them.
+    """
+    method = _method(recipe)
+    accelerator = _accelerator(recipe)
+    backbone = backbone or _backbone(recipe, accelerator.device, _fast_bf16(accelerator.device))
+    with accelerator.main_process_first():
+        prepared = _rows(recipe.data, backbone)
+    config = build(method.config_class, {**method.config_class.facts(backbone), **recipe.head}, "head.{}".format)
+    vocab = DraftVocab(None, config.vocab_size)
+    with torch.device("meta"):  # its shape is all that is asked for
+        reads = Reads.of(method(config, vocab))
+    return _cache(recipe.data, backbone, reads, prepared, accelerator, restart=restart, thorough=True)
+
+
+def _cache(
+    data: DataSettings, backbone: Backbone, reads: Reads, prepared: Rows, world: Any, **options: bool
+) -> FeatureCache:
+    """The features of all rows, trained on and held out; made if they are not there."""
+    assert data.cache is not None
+    rows = prepared.trimmed(data.max_length)
+    settings = settings_of(
+        backbone, rows, reads, store=data.cache_store, max_length=data.max_length, group_tokens=GROUP_TOKENS
+    )
+    auto = cache_folder() / "features" / settings_hash(settings)
+    out = auto if data.cache == "auto" else Path(data.cache)
+    numbers = [rows.number(row) for row in range(len(rows))]
+    capture(backbone, rows, numbers, reads, settings, out, world=world, **options)
+    return FeatureCache(out, settings, dtype=backbone.dtype)
 
 
 def _head(recipe: Recipe, method: type[DraftHead], backbone: Backbone, rows: Rows) -> DraftHead:

@@ -89,7 +89,10 @@ def _row(batch: Batch, row: int) -> Batch:
     """A row of a batch on its own, up to its last supervised token."""
     length = int(batch.mask[row].nonzero().max()) + 1 if batch.mask[row].any() else batch.ids.shape[1]
     part = (slice(row, row + 1), slice(0, length))
-    return Batch(batch.ids[part], batch.mask[part], [batch.rows[row]], length)
+    read = batch.cached
+    return Batch(
+        batch.ids[part], batch.mask[part], [batch.rows[row]], length, None if read is None else lambda: read()[part]
+    )
 
 
 def _broken(tensor: Tensor) -> bool:

@@ -1,0 +1,333 @@
+"""The backbone's features of prepared rows, written shard by shard: in parallel, resumable, whole at the end.
+
+A shard is a fixed group of rows (`batches_of`), so that a run that was killed ends with the bytes of one that was not.
+While the work goes on, `<out>.parts` holds the settings, the shards that are there, and beside each shard a note with
+its size and hash, without which it does not count. In the end the folder is renamed to `out`.
+
+Letters: n rows of a group, T positions, L positions with `last`, F taps, H hidden width.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import UserError
+from ..files import file_hash, whole_file, write_whole
+from ..heads.backbone import Backbone
+from ..progress import Progress
+from . import eight_bits
+from .feature_key import Reads, Texts, difference
+from .features import HEADER, SHARD, Shard, check_settings, damaged, read_header, shards_of, told
+from .groups import locked
+
+GROUP_TOKENS = 8192
+SETTINGS = "settings.json"
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class World(Protocol):
+    """The processes at work, as accelerate has them."""
+
+    @property
+    def process_index(self) -> int: ...
+
+    @property
+    def num_processes(self) -> int: ...
+
+    def wait_for_everyone(self) -> None: ...
+
+
+class Alone:
+    """A single process."""
+
+    process_index, num_processes = 0, 1
+
+    def wait_for_everyone(self) -> None:
+        pass
+
+
+def capture(
+    backbone: Backbone,
+    rows: Texts,
+    numbers: Sequence[int],
+    reads: Reads,
+    settings: Mapping[str, Any],
+    out: Path,
+    *,
+    world: World | None = None,
+    restart: bool = False,
+    thorough: bool = False,
+) -> None:
+    """Make the folder `out`, or find it there; every process of the world calls it.
+
+    Args:
+        rows: each up to the last token that training proposes.
+        numbers: of the rows, by which they are found again.
+        settings: of `settings_of`.
+        restart: replace other features that are there, finished or not.
+        thorough: if they are there, read them whole and compare their hashes.
+
+    Raises:
+        UserError: `out` holds something else, another process is at work on it, or it would not fit on the disk.
+    """
+    world = world or Alone()
+    first = world.process_index == 0
+    groups = batches_of(np.array([len(rows[row][0]) for row in range(len(rows))]), settings["group_tokens"])
+    with _prepared(out, settings, thorough, restart) if first else nullcontext():
+        world.wait_for_everyone()
+        if read_header(out) is not None:
+            return
+        parts = _parts(out)
+        missing = [group for group in range(len(groups)) if not _noted(parts, group)]
+        if first:
+            sizes = _tell_sizes(rows, groups, missing, reads, settings, out)
+            _check_room(sizes, out)
+        world.wait_for_everyone()
+        mine = missing[world.process_index :: world.num_processes]
+        done = sum(len(groups[group]) for group in set(range(len(groups))) - set(missing))
+        with Progress(len(rows), "rows", "features", done=done, enabled=first) as progress:
+            for group in mine:
+                _write(backbone, rows, numbers, groups[group], reads, settings, parts, group)
+                progress.advance(len(groups[group]) * world.num_processes)
+        world.wait_for_everyone()
+        if first:
+            _finish(parts, out, settings, backbone.name, len(groups))
+    world.wait_for_everyone()
+
+
+def batches_of(lengths: np.ndarray[Any, Any], tokens: int) -> list[list[int]]:
+    """Rows of each group: longest first, so many that they come to `tokens` with their padding (or one longer row)."""
+    groups: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= tokens:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+# -- a group -------------------------------------------------------------------------------------------------------
+
+
+def _write(
+    backbone: Backbone,
+    rows: Texts,
+    numbers: Sequence[int],
+    group: Sequence[int],
+    reads: Reads,
+    settings: Mapping[str, Any],
+    parts: Path,
+    number: int,
+) -> None:
+    """A shard, whole, and then its note."""
+    path = parts / SHARD.format(number)
+    tensors = _captured(backbone, [rows[row] for row in group], reads, settings["store"])
+    tensors["rows"] = torch.tensor([numbers[row] for row in group], dtype=torch.int32)
+    with whole_file(path) as temporary:
+        # one key: the order of several would change from run to run
+        save_file(tensors, temporary, metadata={"headstart": json.dumps(settings)})
+        note = Shard(path.name, temporary.stat().st_size, file_hash(temporary), tensors["rows"].tolist())
+    write_whole(_note(parts, number), json.dumps(asdict(note)))
+
+
+@torch.no_grad()
+def _captured(backbone: Backbone, texts: Sequence[tuple[Any, Any]], reads: Reads, store: str) -> dict[str, Tensor]:
+    """The tensors of a shard, but for its rows' numbers."""
+    lengths = [len(ids) for ids, _ in texts]
+    ids = torch.zeros(len(texts), max(lengths), dtype=torch.long)
+    for row, (tokens, _) in enumerate(texts):
+        ids[row, : len(tokens)] = torch.from_numpy(np.asarray(tokens, dtype=np.int64))
+    features = backbone.forward(ids.to(backbone.device), taps=reads.taps)
+    found = [reads.positions(np.asarray(mask)) for _, mask in texts]
+    last = torch.cat([features.last[row, torch.from_numpy(at).to(ids)] for row, (_, at) in enumerate(found)])
+    tensors = {
+        "ids": torch.cat([ids[row, :length] for row, length in enumerate(lengths)]).int(),
+        "lengths": torch.tensor(lengths, dtype=torch.int32),
+        "texts": torch.tensor([text for text, _ in found], dtype=torch.int32),
+        "lasts": torch.tensor([len(at) for _, at in found], dtype=torch.int32),
+        "last_at": torch.from_numpy(np.concatenate([at for _, at in found])).int(),
+        **_stored("last", last, 1, store),
+    }
+    if features.taps is not None:
+        taps = torch.cat([features.taps[row, :text] for row, (text, _) in enumerate(found)])
+        tensors |= _stored("taps", taps, len(reads.taps), store)
+    return tensors
+
+
+def _stored(name: str, states: Tensor, number: int, store: str) -> dict[str, Tensor]:
+    """(P, F * H) states, F of them a position, as they are written."""
+    if store != "int8":
+        return {name: states.to("cpu", getattr(torch, store)).contiguous()}
+    parts = eight_bits.encoded(states.reshape(len(states) * number, -1))
+    return {f"{name}.{part}": tensor.reshape(-1, number, *tensor.shape[1:]).cpu() for part, tensor in parts.items()}
+
+
+# -- how large -----------------------------------------------------------------------------------------------------
+
+
+def size_of(rows: Texts, group: Sequence[int], reads: Reads, settings: Mapping[str, Any]) -> int:
+    """Bytes of the shard of a group."""
+    store, width = settings["store"], settings["width"]
+    state = eight_bits.size(width) if store == "int8" else _BYTES[store] * width
+    total = 4096  # about what the shard says of itself
+    for row in group:
+        ids, mask = rows[row]
+        text, at = reads.positions(mask)
+        total += state * (text * len(reads.taps) + len(at)) + 4 * (len(ids) + len(at) + 4)
+    return total
+
+
+def _tell_sizes(
+    rows: Texts,
+    groups: Sequence[Sequence[int]],
+    missing: Sequence[int],
+    reads: Reads,
+    settings: Mapping[str, Any],
+    out: Path,
+) -> int:
+    """Bytes that are still to be written; says so."""
+    sizes = [size_of(rows, group, reads, settings) for group in groups]
+    left = sum(sizes[group] for group in missing)
+    there = len(groups) - len(missing)
+    tokens = sum(len(rows[row][0]) for row in range(len(rows)))
+    print(
+        f"{out}: features of {len(rows):,} rows, {tokens:,} tokens, in {len(groups):,} shards ({settings['store']}): "
+        f"{told(sum(sizes))}" + (f"; {there:,} shards are there already, {told(left)} to go" if there else "")
+    )
+    return left
+
+
+def _check_room(needed: int, out: Path) -> None:
+    folder = next(path for path in out.absolute().parents if path.exists())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"{out}: the features need {told(needed)}, and {told(free)} are free there. Choose another disk, the 8-bit "
+            "form (int8), fewer rows or a smaller max_length"
+        )
+
+
+# -- the folder ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _prepared(out: Path, settings: Mapping[str, Any], thorough: bool, restart: bool) -> Iterator[None]:
+    """The first process: nothing to do where `out` is whole, else its lock, and a folder of parts that can go on."""
+    if not restart and _whole(out, settings, thorough):
+        yield
+        return
+    with locked(out):
+        _open_parts(out, settings, thorough, restart)
+        yield
+
+
+def _whole(out: Path, settings: Mapping[str, Any], thorough: bool) -> bool:
+    header = read_header(out)
+    if header is None:
+        return False
+    check_settings(out, header, settings)
+    return not damaged(out, header, thorough=thorough)
+
+
+def _open_parts(out: Path, settings: Mapping[str, Any], thorough: bool, restart: bool) -> None:
+    parts = _parts(out)
+    if restart:
+        _discard(parts)
+        if read_header(out) is not None:
+            os.replace(out, parts)
+            _discard(parts)
+    if (parts / HEADER).is_file():  # killed between the header and the new name, or while it was taken apart
+        _take_apart(parts, thorough=True)
+    elif read_header(out) is not None:
+        os.replace(out, parts)
+        _take_apart(parts, thorough)
+    before = _settings_there(parts)
+    if before is None:
+        _discard(parts)  # half-made
+        write_whole(parts / SETTINGS, json.dumps(settings, indent=1) + "\n")
+    elif change := difference(before, settings):
+        raise UserError(
+            f"{parts}: unfinished features with other settings are there: {change}. Repeat the earlier setting to go "
+            "on with them, choose another folder, or throw them away (`headstart data cache ... --restart`)"
+        )
+
+
+def _take_apart(parts: Path, thorough: bool) -> None:
+    """A finished folder back to parts: what is whole keeps its note, the rest goes."""
+    header = read_header(parts)
+    assert header is not None, "asked for a folder with a header"
+    bad = damaged(parts, header, thorough=thorough)
+    for number, shard in enumerate(shards_of(header)):
+        if shard.file in bad:
+            print(f"{parts / shard.file}: {bad[shard.file]}; it is made anew")
+            (parts / shard.file).unlink(missing_ok=True)
+        else:
+            write_whole(_note(parts, number), json.dumps(asdict(shard)))
+    write_whole(parts / SETTINGS, json.dumps(header["settings"], indent=1) + "\n")
+    (parts / HEADER).unlink()
+
+
+def _finish(parts: Path, out: Path, settings: Mapping[str, Any], name: str, groups: int) -> None:
+    notes = [_noted(parts, group) for group in range(groups)]
+    assert all(notes), "a process ended without its shards"
+    header = {
+        "backbone": Path(name).name,
+        "settings": dict(settings),
+        "bytes": sum(note["bytes"] for note in notes if note),
+        "shards": notes,
+    }
+    write_whole(parts / HEADER, json.dumps(header, indent=1) + "\n")
+    for path in (*(_note(parts, group) for group in range(groups)), parts / SETTINGS, *parts.glob(".*.part")):
+        path.unlink()
+    os.replace(parts, out)
+
+
+def _discard(parts: Path) -> None:
+    """Remove the folder: our own files only."""
+    if not parts.exists():
+        return
+    ours = ("[0-9]*.safetensors", "[0-9]*.json", ".*.part", HEADER, SETTINGS)
+    for path in [path for pattern in ours for path in parts.glob(pattern)]:
+        path.unlink(missing_ok=True)
+    try:
+        parts.rmdir()
+    except OSError as error:
+        raise UserError(
+            f"{parts}: holds files that this command did not write ({error.strerror}); move them away"
+        ) from None
+
+
+def _settings_there(parts: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads((parts / SETTINGS).read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError):
+        return None
+
+
+def _noted(parts: Path, group: int) -> dict[str, Any] | None:
+    try:
+        note: dict[str, Any] = json.loads(_note(parts, group).read_text(encoding="utf-8"))
+        return note
+    except FileNotFoundError:
+        return None
+
+
+def _note(parts: Path, group: int) -> Path:
+    return parts / SHARD.format(group).replace(".safetensors", ".json")
+
+
+def _parts(out: Path) -> Path:
+    return out.with_name(out.name + ".parts")
