@@ -711,19 +711,13 @@ def killed(tmp_path: Path, make: Callable[[Path], object], kills: int) -> None:
     assert rounds
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_features_after_kills_are_those_of_an_undisturbed_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
-) -> None:
+def test_features_after_kills_are_those_of_an_undisturbed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, rows = zoo.backbone(), texts([*LENGTHS] * 4)
     slowly(capturing, "_captured", monkeypatch)
-    killed(tmp_path, lambda out: made(out, backbone, rows), kills)
+    killed(tmp_path, lambda out: made(out, backbone, rows), kills=20)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_answers_after_kills_are_those_of_an_undisturbed_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
-) -> None:
+def test_answers_after_kills_are_those_of_an_undisturbed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_jsonl(tmp_path / "prompts.jsonl", [{"messages": chat} for chat in zoo.chats(30)])
     backbone = zoo.backbone()
     slowly(regenerating, "decode_group", monkeypatch)
@@ -732,7 +726,7 @@ def test_answers_after_kills_are_those_of_an_undisturbed_run(
         settings = RegenerateSettings([str(tmp_path / "prompts.jsonl")], out, max_new_tokens=3, group=3)
         regenerating.regenerate(backbone, replace(settings, keep_cut=True, temperature=0.7))
 
-    killed(tmp_path, make, kills)
+    killed(tmp_path, make, kills=20)
 
 
 # --- from the command line ------------------------------------------------------------------------------------------
