@@ -151,6 +151,7 @@ class Backbone:
         Args:
             ids: (B, T) token ids.
             ancestors: (T, T) or (B, T, T) bool: the tokens are nodes of a tree, each seeing its ancestors and itself.
+                With more columns than tokens, (T, P): the pending tokens of earlier forwards stay, and come first.
                 None: a text, each token seeing those before it.
             taps: numbers of the hidden states to keep.
 
@@ -164,7 +165,9 @@ class Backbone:
         masks = None if cache is None and ancestors is None else self._masks(lengths, tree)
         arguments: dict[str, Any] = {"attention_mask": masks, "use_cache": cache is not None}
         if cache is not None:
-            cache.forget()
+            if tree.shape[-1] == width:
+                cache.forget()
+            assert cache.pending + width == tree.shape[-1], f"{cache.pending} pending tokens, {tree.shape[-1]} columns"
             cache.open(width)
             arguments[self._cache_argument] = cache
         with self._tapped(taps) as kept:

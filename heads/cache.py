@@ -75,6 +75,11 @@ class Cache(transformers.Cache):
         self.lengths = [length + self.pending for length in self.lengths]
         self.pending = 0
 
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Keep so many of each row's committed tokens, and no pending ones."""
+        assert all(new <= old for new, old in zip(lengths, self.lengths, strict=True)), f"{lengths} of {self.lengths}"
+        self.lengths, self.pending = list(lengths), 0
+
     def drop(self, rows: Sequence[int]) -> list[int]:
         """Forget these rows; returns which old row each remaining one is.
 

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..heads.backbone import Features
 from ..heads.base import DraftHead, Step
 from .chance import Chance
 from .drawn import drawn, spread
-from .tree import Chain, Dynamic, Shape, Static, Tree, limited
+from .gain import grow
+from .tree import Chain, Dynamic, Gain, Shape, Static, Tree, limited
 
 
 @runtime_checkable
@@ -116,6 +118,8 @@ class HeadDrafter:
         assert self.anchored is not None, "draft before advance"
         logits = self.anchored.logits[0, -1:]  # (1, Vd) at the anchor
         shape = limited(self.shape, depth)
+        if isinstance(shape, Gain):
+            return grow(shape, self.root, logits, self._step, self.head.vocab.to_target)
         return self._dynamic(shape, logits) if isinstance(shape, Dynamic) else self._static(shape, logits)
 
     def sample(self, budget: int, chance: Chance, law: Callable[[Tensor], Tensor]) -> Tree:
@@ -123,6 +127,10 @@ class HeadDrafter:
         if depth < 1:
             return Tree.chain([self.root])
         assert self.anchored is not None, "draft before advance"
+        if isinstance(self.shape, Gain):
+            raise UserError(
+                f"tree={self.shape} leaves out drafts by their tokens, which drawn ones may not; use dynamic"
+            )
         vocab, numbers = self.head.vocab, {0: -1}  # by node of the tree, the head's number
         ids = None if vocab.full else vocab.ids
 

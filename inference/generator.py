@@ -24,7 +24,7 @@ from .chance import DRAFTING
 from .detokenizer import Detokenizer
 from .detokenizer import decode as decode_text
 from .drafter import Drafter, SamplingDrafter
-from .drafters import chained, drafter_factory
+from .drafters import chained, drafter_factory, modules_of
 from .judging import MATCH, judged, law_of
 from .output import Output as Output
 from .output import Piece as Piece
@@ -66,7 +66,7 @@ class Generator:
         self.backbone, self.rule = backbone, rule
         self._drafter, self._shape = drafter, parse_shape(tree) if isinstance(tree, str) else tree
         self._factories: dict[bool, Callable[[], Drafter]] = {}  # by whether drafts have to be chains
-        self._modules = [backbone.model, *([drafter] if isinstance(drafter, nn.Module) else [])]
+        self._modules = [backbone.model, *modules_of(drafter)]
         self._factory(rule)
 
     def generate(self, prompt: Prompt | Sequence[Prompt], *, streamer: Any = None, **options: Any) -> Any:

@@ -29,6 +29,8 @@ class LookupDrafter:
         self.depth, self.longest, self.shortest = depth, longest, shortest
         self.text: list[int] = []
         self.index: dict[tuple[int, ...], int] = {}  # n-gram -> where its latest continuation stands
+        self.matched = 0
+        """Length of the suffix behind the last draft."""
 
     def start(self, prompt: Sequence[int]) -> None:
         """A new request. The rest of the prompt comes through `advance`, like all that follows."""
@@ -56,5 +58,7 @@ class LookupDrafter:
         for n in range(min(self.longest, len(self.text)), self.shortest - 1, -1):
             start = self.index.get(tuple(self.text[-n:]))
             if start is not None:
+                self.matched = n
                 return start
+        self.matched = 0
         return None

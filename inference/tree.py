@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from .costs import DEFAULT_COSTS, Costs
+
+MAX_NODES = 1024  # of one tree: bounds the memory of masks and logits
 
 
 class Layout(NamedTuple):
@@ -93,11 +96,20 @@ class Tree:
         """That a drafter kept to its task.
 
         Raises:
-            UserError: another root, a token outside the vocabulary, or a node deeper than `budget`.
+            UserError: another root, a token outside the vocabulary, a node deeper than `budget`, the same token twice
+                below one node, or more than `MAX_NODES` nodes.
         """
+        if len(self) > MAX_NODES:
+            raise UserError(f"node {MAX_NODES}: a tree has at most {MAX_NODES} nodes, this one {len(self)}")
         if self.tokens[0] != root:
             raise UserError(f"node 0: a draft is rooted in the last token, {root}, not in {self.tokens[0]}")
+        taken: set[tuple[int, int]] = set()
         for node, (token, depth) in enumerate(zip(self.tokens, self.depths, strict=True)):
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise UserError(f"node {node}: a token is an int, not {token!r}")
+            if (self.parents[node], token) in taken:
+                raise UserError(f"node {node}: token {token} is there twice below node {self.parents[node]}")
+            taken.add((self.parents[node], token))
             if not 0 <= token < vocab_size:
                 raise UserError(f"node {node}: token {token} lies outside the backbone's vocabulary of {vocab_size}")
             if depth > budget:
@@ -211,7 +223,23 @@ class Dynamic:
         return f"dynamic:{self.depth}x{self.top_k}x{self.nodes}"
 
 
-Shape = Chain | Static | Dynamic
+@dataclass(frozen=True)
+class Gain:
+    """A dynamic tree as large and deep as its expected gain is worth by a table of costs (gain.py)."""
+
+    depth: int
+    top_k: int
+    costs: Costs = DEFAULT_COSTS
+    """What verification and drafting take; by default relative ones of a small model on a CPU."""
+
+    def __post_init__(self) -> None:
+        _positive("gain", depth=self.depth, top_k=self.top_k)
+
+    def __str__(self) -> str:
+        return f"gain:{self.depth}x{self.top_k}"
+
+
+Shape = Chain | Static | Dynamic | Gain
 
 
 @lru_cache(maxsize=128)
@@ -225,7 +253,8 @@ def limited(shape: Shape, depth: int) -> Shape:
 
 
 def parse_shape(text: str) -> Shape:
-    """`chain:4`, `dynamic:5x4x10` (depth, top-k, nodes) or `static:0,1,0.0,0.1` (paths of ranks).
+    """`chain:4`, `dynamic:5x4x10` (depth, top-k, nodes), `gain:6x4` (depth, top-k) or `static:0,1,0.0,0.1` (paths of
+    ranks).
 
     Raises:
         UserError: it is none of these.
@@ -237,11 +266,15 @@ def parse_shape(text: str) -> Shape:
         if kind == "dynamic":
             depth, top_k, nodes = map(int, rest.split("x"))
             return Dynamic(depth, top_k, nodes)
+        if kind == "gain":
+            depth, top_k = map(int, rest.split("x"))
+            return Gain(depth, top_k)
         if kind == "static":
             return Static(tuple(tuple(map(int, path.split("."))) for path in rest.split(",")))
     except ValueError:
         pass
-    raise UserError(f"tree {text!r}: expected chain:DEPTH, dynamic:DEPTHxTOPKxNODES or static:0,1,0.0 (paths of ranks)")
+    forms = "chain:DEPTH, dynamic:DEPTHxTOPKxNODES, gain:DEPTHxTOPK or static:0,1,0.0 (paths of ranks)"
+    raise UserError(f"tree {text!r}: expected {forms}")
 
 
 def _positive(kind: str, **values: int) -> None:
@@ -256,8 +289,8 @@ def _demo(arguments: Sequence[str]) -> str:
         words = ["The", " sky", " sun", " is", " was", " shines", " blue", " clear", " because"]
         return Tree(range(9), [-1, 0, 0, 1, 1, 2, 3, 3, 6]).draw(lambda token: words[token].strip())
     shape = parse_shape(arguments[0])
-    if isinstance(shape, Dynamic):
-        raise UserError(f"{shape}: a dynamic tree has no form before a drafter has seen a text")
+    if isinstance(shape, Dynamic | Gain):
+        raise UserError(f"{shape}: such a tree has no form before a drafter has seen a text")
     numbers = {path: node for node, path in enumerate(((), *shape.paths))}
     parents = [-1, *(numbers[path[:-1]] for path in shape.paths)]
     return Tree([0, *(path[-1] for path in shape.paths)], parents).draw()

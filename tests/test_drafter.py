@@ -191,7 +191,10 @@ class Watched(HeadDrafter):
         for token in self.reference[len(self.text) :]:
             if not tree.children[node] or self.random.random() >= self.right:
                 break
-            node = tree.children[node][0]
+            siblings, node = tree.children[node], tree.children[node][0]
+            for other in siblings:  # no twins: whoever carries it takes what stood here
+                if tokens[other] == token:
+                    tokens[other] = tokens[node]
             tokens[node] = token
         return Tree(tokens, tree.parents)
 

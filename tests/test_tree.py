@@ -8,7 +8,8 @@ import runpy
 import pytest
 
 from headstart.errors import UserError
-from headstart.inference.tree import Chain, Dynamic, Static, Tree, limited, parse_shape
+from headstart.inference.costs import Costs
+from headstart.inference.tree import MAX_NODES, Chain, Dynamic, Gain, Static, Tree, limited, parse_shape
 
 
 def ancestors_of(parents: list[int], node: int) -> set[int]:
@@ -76,6 +77,12 @@ def test_drafters_are_held_to_their_task() -> None:
         tree.check(root=1, vocab_size=4, budget=2)
     with pytest.raises(UserError, match="node 2: lies 2 deep .* at most 1"):
         tree.check(root=1, vocab_size=5, budget=1)
+    with pytest.raises(UserError, match="node 3: token 2 is there twice below node 0"):
+        Tree([1, 2, 2, 2], [-1, 0, 1, 0]).check(root=1, vocab_size=5, budget=2)
+    with pytest.raises(UserError, match="node 2: a token is an int, not 2.0"):
+        Tree([1, 2, 2.0], [-1, 0, 1]).check(root=1, vocab_size=5, budget=2)  # type: ignore[list-item]
+    with pytest.raises(UserError, match=f"node {MAX_NODES}: a tree has at most {MAX_NODES} nodes"):
+        Tree([1, *range(MAX_NODES)], [-1] + [0] * MAX_NODES).check(root=1, vocab_size=9999, budget=2)
 
 
 def test_static_trees_are_sorted_by_depth() -> None:
@@ -107,12 +114,17 @@ def test_empty_shapes_are_refused() -> None:
         Dynamic(2, 2, 0)
 
 
-@pytest.mark.parametrize("shape", [Chain(4), Dynamic(5, 4, 10), Static(((0,), (1,), (0, 0), (0, 12), (0, 0, 0)))])
+@pytest.mark.parametrize(
+    "shape", [Chain(4), Dynamic(5, 4, 10), Gain(6, 4), Static(((0,), (1,), (0, 0), (0, 12), (0, 0, 0)))]
+)
 def test_shapes_are_read_as_they_are_written(shape) -> None:
     assert parse_shape(str(shape)) == shape
 
 
-@pytest.mark.parametrize("text", ["", "chain", "chain:x", "dynamic:4", "dynamic:4x4", "static:", "static:a", "bush:3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "chain", "chain:x", "dynamic:4", "dynamic:4x4", "gain:4", "gain:2x2x2", "static:", "static:a", "bush:3"],
+)
 def test_other_shapes_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="expected chain:DEPTH"):
         parse_shape(text)
@@ -122,6 +134,8 @@ def test_shapes_can_be_cut() -> None:
     assert limited(Chain(4), 2) == Chain(2)
     assert limited(Chain(4), 9) == Chain(4)
     assert limited(Dynamic(4, 3, 8), 1) == Dynamic(1, 3, 8)
+    costs = Costs({1: 1.0}, {1: 2.0})
+    assert limited(Gain(4, 3, costs), 2) == Gain(2, 3, costs)
     assert limited(Static(((0,), (1,), (0, 0), (0, 0, 0))), 2) == Static(((0,), (1,), (0, 0)))
 
 

@@ -1,0 +1,86 @@
+"""Growing a tree by what its nodes are expected to gain against what they cost.
+
+Letters: K nodes of one depth, Vd draft vocabulary. q is the drafter's probability, as an estimate that a draft is
+accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .tree import Gain, Tree
+
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+class _Node(NamedTuple):
+    q: float  # product along the path
+    token: int
+    parent: int  # place in the pool, -1: the root
+
+
+def grow(shape: Gain, root: int, logits: Tensor, step: Step, to_target: Callable[[Tensor], Tensor]) -> Tree:
+    """The tree with the most expected tokens for its cost, among those a dynamic tree would choose from.
+
+    A depth is drafted as long as it could still improve on that, were all of its drafts right; then the nodes are taken
+    in the order of their q product, up to the number at which tokens per cost is highest (as in OPT-Tree, Wang et al.
+    2024, and Sequoia, Chen et al. 2024, section 3.2, with a measured cost in place of a fixed number of nodes).
+
+    Args:
+        logits: (1, Vd) at the root.
+        step: (K,) target ids and numbers of their parents, as `DraftHead.step` counts them, to (K, Vd) logits.
+        to_target: draft ids to target ids.
+    """
+    pool, frontier, handed, depth = list[_Node](), [(1.0, -1, -1)], 0, 0  # frontier: q, place in the pool, number
+    while True:
+        best = logits.log_softmax(-1, dtype=torch.float32).topk(min(shape.top_k, logits.shape[-1]))
+        shares, tokens = best.values.clamp(max=0).exp().nan_to_num(0.0).tolist(), to_target(best.indices).tolist()
+        level = [
+            _Node(q * share, token, place)
+            for (q, place, _), row, ids in zip(frontier, shares, tokens, strict=True)
+            for share, token in zip(row, ids, strict=True)
+        ]
+        numbers = [number for _, _, number in frontier for _ in range(len(shares[0]))]
+        first, depth = len(pool), depth + 1
+        pool += level
+        chosen = sorted(range(len(level)), key=lambda i: -level[i].q)[: shape.top_k]
+        if not _promising(shape, pool, sum(level[i].q for i in chosen), depth):
+            break
+        device = logits.device
+        ids = torch.tensor([level[i].token for i in chosen], device=device)
+        logits = step(ids, torch.tensor([numbers[i] for i in chosen], device=device))
+        frontier = [(level[i].q, first + i, handed + n) for n, i in enumerate(chosen)]
+        handed += len(chosen)
+    return _cut(pool, root, _worth(shape, pool, depth)[1])
+
+
+def _worth(shape: Gain, pool: list[_Node], depth: int) -> tuple[float, int]:
+    """The highest rate of expected tokens for their cost, and how many nodes give it."""
+    expected, best, count = 1.0, 1.0 / max(shape.costs.of(1, depth), 1e-12), 0
+    for number, q in enumerate(sorted((node.q for node in pool), reverse=True), 1):
+        expected += q
+        rate = expected / max(shape.costs.of(number + 1, depth), 1e-12)
+        if rate > best:
+            best, count = rate, number
+    return best, count
+
+
+def _promising(shape: Gain, pool: list[_Node], mass: float, depth: int) -> bool:
+    """Whether drafting deeper could pay: a further depth gains `mass` tokens at most, with one more node at least."""
+    best, count = _worth(shape, pool, depth)
+    expected = 1.0 + sum(sorted((node.q for node in pool), reverse=True)[:count])
+    return any(
+        expected + more * mass > best * shape.costs.of(count + more + 1, depth + more)
+        for more in range(1, shape.depth - depth + 1)
+    )
+
+
+def _cut(pool: list[_Node], root: int, count: int) -> Tree:
+    """The `count` most probable nodes as a tree; a parent is at least as probable as its child and comes before it."""
+    kept = sorted(sorted(range(len(pool)), key=lambda place: -pool[place].q)[:count])
+    number = {place: node for node, place in enumerate([-1, *kept])}
+    return Tree([root, *(pool[place].token for place in kept)], [-1, *(number[pool[place].parent] for place in kept)])
