@@ -125,6 +125,15 @@ def load_head(
     return head.to(device=device, dtype=dtype).eval()
 
 
+def provenance_of(source: str | Path, revision: str | None = None) -> dict[str, Any]:
+    """How a head was trained, as its files say.
+
+    Raises:
+        UserError: as `load_head`.
+    """
+    return _manifest(_folder(source, revision)).provenance
+
+
 _FILES = {_CONFIG, _WEIGHTS, _CARD}
 
 

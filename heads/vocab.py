@@ -66,7 +66,12 @@ class DraftVocab(nn.Module):
                 outside = kept[(kept < 0) | (kept >= vocab_size)][0]
                 raise UserError(f"row {number} has token {int(outside)}; the backbone's vocabulary is {vocab_size}")
             counts += torch.bincount(kept, minlength=vocab_size)
-        return cls(counts.sort(descending=True, stable=True).indices[:size].sort().values, vocab_size)
+        return cls.frequent(counts, size)
+
+    @classmethod
+    def frequent(cls, counts: Tensor, size: int) -> Self:
+        """The `size` tokens with the highest of (V,) counts; ties go by the lower id."""
+        return cls(counts.sort(descending=True, stable=True).indices[:size].sort().values, len(counts))
 
     @classmethod
     def from_maps(cls, d2t: Tensor, t2d: Tensor, vocab_size: int) -> Self:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headstart.data.regenerate import RegenerateSettings
     from headstart.data.synthesize import SynthesizeSettings
     from headstart.options import BackboneOptions
+    from headstart.training.coverage import VocabSettings
 
 
 def synthesize(settings: SynthesizeSettings) -> None:
@@ -91,6 +92,19 @@ def cache(settings: CacheSettings) -> None:
         print(made.summary())
 
 
+def vocab(options: TokenizerOptions, settings: VocabSettings) -> None:
+    from headstart.training.coverage import Coverage
+
+    coverage = Coverage.of(settings, tokenizer_of(options))
+    if settings.head is None or settings.keep is None or settings.out is None:
+        print(coverage.table(settings.sizes))
+        return
+    from headstart.heads.format import load_head, provenance_of, save_head
+
+    head = coverage.pruned(load_head(settings.head), settings.keep)
+    print(save_head(head, settings.out, provenance=provenance_of(settings.head) | {"pruned": True}))
+
+
 DATA: dict[str, Verb] = {
     "data synthesize": Verb(
         synthesize,
@@ -131,6 +145,16 @@ DATA: dict[str, Verb] = {
         (
             "headstart data cache --backbone smollm2-135m --input rows --out features",
             "accelerate launch --num_processes 8 -m headstart data cache --backbone B --input rows --out features",
+        ),
+    ),
+    "data vocab": Verb(
+        vocab,
+        "Show how much of the replies a draft vocabulary of each size covers; or prune a trained head.",
+        ("headstart.options:TokenizerOptions", "headstart.training.coverage:VocabSettings"),
+        (),
+        (
+            "headstart data vocab --backbone smollm2-135m --input shipped",
+            "headstart data vocab --backbone smollm2-135m --head runs/mine --keep 4096 --out pruned",
         ),
     ),
 }

@@ -73,6 +73,8 @@ def test_data(run, work):
     assert "24 rows" in run("data", "prepare", "--backbone", "backbone", "--input", "chats.jsonl", "--out", "rows")
     options = ("--backbone", "backbone", "--input", "chats.jsonl", "--out", "rows")
     assert "already there" in run("data", "prepare", *options)
+    covered = run("data", "vocab", "--backbone", "backbone", "--input", "rows", "--held-out", "0.1", "--sizes", "20")
+    assert [line.split()[0] for line in covered.splitlines()[-2:]] == ["20", "96"]
     options = ("--input", "chats.jsonl", "--out", "answered.jsonl", "--max-new-tokens", "8", "--keep-cut")
     run("data", "regenerate", "--backbone", "backbone", *options)
     assert (work / "answered.jsonl").read_text().count("\n") == 24

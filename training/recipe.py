@@ -221,6 +221,11 @@ class Recipe:
     """Fields of the method's config that are to differ from what follows from the backbone, such as num_heads: 3."""
     draft_vocab: int | None = None
     """Tokens that the head can propose, the most frequent supervised ones; null: all."""
+    start: str | None = None
+    """A trained head to begin with, a folder or a Hub id; it keeps its draft vocabulary. null: a new head."""
+    new_vocab: bool = False
+    """With start: count the draft vocabulary anew; tokens that the head knows keep their rows, the others begin as the
+    backbone's."""
     seed: int = 0
     """Of the head's first weights and the order of the rows."""
     revision: str | None = None
@@ -237,6 +242,8 @@ class Recipe:
     def __post_init__(self) -> None:
         size = self.draft_vocab
         _require(size is None or size >= 1, "draft_vocab", size, "1 or more, or null")
+        if self.new_vocab and self.start is None:
+            raise UserError("new_vocab is set, but no start: the vocabulary of a new head is counted in any case")
         _require(abs(self.seed) < 2**40, "seed", self.seed, "a number below 2 ** 40")
 
 

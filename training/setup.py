@@ -6,13 +6,11 @@ first, then the backbone on its device, then rows by its tokenizer, and the head
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,10 +18,8 @@ from ..data.capture import GROUP_TOKENS, capture
 from ..data.feature_key import Reads, settings_of
 from ..data.features import FeatureCache
 from ..data.groups import settings_hash
-from ..data.prepare import META, PrepareSettings, load_prepared, prepare, tokenizer_of
 from ..errors import UserError, nearest
-from ..files import cache_folder, text_hash
-from ..heads import chat
+from ..files import cache_folder
 from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
 from ..heads.load import load_backbone
@@ -35,7 +31,9 @@ from .batches import Batches, Rows, split
 from .objective import Objective
 from .optimizer import build_optimizer
 from .recipe import DataSettings, Recipe
+from .rows import prepared_rows
 from .schedule import Schedule
+from .start import first_head
 
 
 @dataclass
@@ -92,11 +90,11 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     backbone = backbone or _backbone(recipe, device, fast)
     backbone.model.requires_grad_(False)
     with accelerator.main_process_first():
-        prepared = _rows(recipe.data, backbone)
+        prepared = prepared_rows(recipe.data, backbone)
     trained, held = split(prepared.keys, recipe.data.held_out)
     rows, held_out = (prepared.select(part).trimmed(recipe.data.max_length) for part in (trained, held))
     batches = Batches(rows, recipe.batch, recipe.seed, rank=accelerator.process_index, world=accelerator.num_processes)
-    head = _head(recipe, method, backbone, rows)
+    head = first_head(recipe, method, backbone, rows)
     if recipe.data.cache is not None:
         rows.cache = held_out.cache = _cache(recipe.data, backbone, Reads.of(head), prepared, accelerator)
     autocast = fast if recipe.precision.autocast == "auto" else recipe.precision.autocast == "bf16"
@@ -169,20 +167,6 @@ def _backbone(recipe: Recipe, device: torch.device, fast: bool) -> Backbone:
     return load_backbone(recipe.backbone, dtype=dtype, device=device, revision=recipe.revision)
 
 
-def _rows(data: DataSettings, backbone: Backbone) -> Rows:
-    """The prepared rows. Chats are prepared in the cache, and found there again as long as nothing of them changes."""
-    given = [Path(name).resolve() if Path(name).exists() else name for name in data.train]
-    folders = [name for name in data.train if (Path(name) / META).is_file()]
-    if folders and len(given) > 1:
-        raise UserError(f"data.train names {folders[0]}, which is prepared; give it alone, or give chats only")
-    if folders:
-        return Rows.of(load_prepared(folders[0], backbone))
-    asked = json.dumps([list(map(str, given)), data.max_length, chat.fingerprint(tokenizer_of(backbone))])
-    out = cache_folder() / "prepared" / text_hash(asked)[:16]
-    prepare(backbone, PrepareSettings(input=data.train, out=out, max_length=data.max_length))
-    return Rows.of(load_prepared(out, backbone))
-
-
 def cache_features(recipe: Recipe, backbone: Backbone | None = None, *, restart: bool = False) -> FeatureCache:
     """Make the features that a recipe trains on, or check every byte of those that are there; nothing is trained.
 
@@ -193,7 +177,7 @@ def cache_features(recipe: Recipe, backbone: Backbone | None = None, *, restart:
     accelerator = _accelerator(recipe)
     backbone = backbone or _backbone(recipe, accelerator.device, _fast_bf16(accelerator.device))
     with accelerator.main_process_first():
-        prepared = _rows(recipe.data, backbone)
+        prepared = prepared_rows(recipe.data, backbone)
     config = build(method.config_class, {**method.config_class.facts(backbone), **recipe.head}, "head.{}".format)
     vocab = DraftVocab(None, config.vocab_size)
     with torch.device("meta"):  # its shape is all that is asked for
@@ -215,12 +199,3 @@ def _cache(
     numbers = [rows.number(row) for row in range(len(rows))]
     capture(backbone, rows, numbers, reads, settings, out, world=world, **options)
     return FeatureCache(out, settings, dtype=backbone.dtype)
-
-
-def _head(recipe: Recipe, method: type[DraftHead], backbone: Backbone, rows: Rows) -> DraftHead:
-    vocab = None
-    if recipe.draft_vocab is not None and recipe.draft_vocab != backbone.vocab_size:
-        pairs = ((ids.astype(np.int64), mask) for ids, mask in (rows[row] for row in range(len(rows))))
-        vocab = DraftVocab.count(pairs, backbone.vocab_size, recipe.draft_vocab)
-    torch.manual_seed(recipe.seed)
-    return method.build(backbone, vocab=vocab, **recipe.head).train()
