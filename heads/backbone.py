@@ -32,6 +32,7 @@ Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Tensor
 
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "norm_f", "final_norm", "layer_norm")
 _BY_SLOTS = {"bloom": "ALiBi", "mpt": "ALiBi", "gpt_neo": "the local attention"}
+_RECOMPUTING = {"phi3", "phimoe", "phi4_multimodal"}
 _RECURRENT = {"rwkv": "recurrent", "xlstm": "recurrent"}  # their configs list no layer types
 
 
@@ -75,6 +76,7 @@ class Backbone:
         self._decoder: nn.Module = _decoder(model)
         self._refuse_slots()
         self._reaches = self._find_reaches()
+        self._turn, self._recomputes = _turn(self.config)
         self._layers = self._find_layers()
         self._norm = self._find_norm()
         self._projection: nn.Module = model.get_output_embeddings()
@@ -158,6 +160,19 @@ class Backbone:
         Returns:
             Features over the T positions.
         """
+        if cache is not None and self._turn is not None:
+            begun = self._past_turn(ids, ancestors, cache)
+            if begun:
+                whole, tree = _behind(begun, ids, ancestors)
+                cache.restart()
+                features = self._forward(whole, cache, tree, taps)
+                cache.settle(len(begun))
+                cache.remember(ids)
+                return features[:, len(begun) :]
+            cache.remember(ids)
+        return self._forward(ids, cache, ancestors, taps)
+
+    def _forward(self, ids: Tensor, cache: Cache | None, ancestors: Tensor | None, taps: Sequence[int]) -> Features:
         rows, width = ids.shape
         lengths = [0] * rows if cache is None else cache.lengths
         tree = causal(width, ids.device) if ancestors is None else ancestors
@@ -222,6 +237,29 @@ class Backbone:
         if self.tokenizer is None:
             raise UserError("texts and chats need a tokenizer: Backbone(model, tokenizer)")
         return chat.encode(self.tokenizer, messages, add_generation_prompt=True)  # type: ignore[arg-type]
+
+    def together(self, length: int) -> int:
+        """How many drafts deep a tree below the last of `length` tokens may go.
+
+        Where rotary factors change at some position (longrope), one forward stands wholly before it or behind it: the
+        model takes the factors of its last position for all.
+        """
+        return 1 << 30 if self._turn is None or length > self._turn else self._turn - length
+
+    def _past_turn(self, ids: Tensor, ancestors: Tensor | None, cache: Cache) -> list[int]:
+        """The text so far, if it has to be computed anew with the other factors, as `generate` of these models does."""
+        assert self._turn is not None
+        tree = causal(ids.shape[1], ids.device) if ancestors is None else ancestors
+        short = [length for length in cache.lengths if 0 < length <= self._turn]
+        if not self._recomputes or not short or int(positions(cache.lengths, tree).max()) < self._turn:
+            return []
+        if cache.rows > 1:
+            raise UserError(
+                f"{self.name}: changes its rotary factors at position {self._turn}, so texts that come to it are "
+                "decoded one at a time, not as rows of one batch"
+            )
+        assert cache.texts is not None
+        return cache.texts[0]
 
     # -- finding its parts ---------------------------------------------------------------------------------------
 
@@ -329,6 +367,25 @@ def _decoder(model: Any) -> nn.Module:
     decoder = model.model if found is model else found
     assert isinstance(decoder, nn.Module)
     return decoder
+
+
+def _turn(config: Any) -> tuple[int | None, bool]:
+    """Position from which on longrope takes its long factors (None: other rope), and whether `generate` computes the
+    text anew there (transformers does so for the Phi family alone)."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return None, False
+    return int(rope["original_max_position_embeddings"]), config.model_type in _RECOMPUTING
+
+
+def _behind(text: Sequence[int], ids: Tensor, ancestors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """(1, S + T) ids of a text and the nodes behind it, and who sees whom among them."""
+    whole = torch.cat([torch.tensor([list(text)], device=ids.device), ids], 1)
+    if ancestors is None:
+        return whole, None
+    tree = causal(whole.shape[1], ids.device)
+    tree[len(text) :, len(text) :] = ancestors
+    return whole, tree
 
 
 def _cache_argument(decoder: nn.Module) -> str:

@@ -37,6 +37,9 @@ class Cache(transformers.Cache):
         self.capacity = capacity
         self.lengths = [0] * rows
         self.pending = 0
+        self.texts: list[list[int]] | None = None
+        """Committed token ids of each row, where the backbone asks for them (`remember`)."""
+        self._nodes: list[list[int]] = []  # ids of the pending tokens, by row, where texts are kept
         self._width = 0  # tokens of the open forward
         self._index: tuple[Tensor, Tensor] | None = None
 
@@ -61,17 +64,36 @@ class Cache(transformers.Cache):
         """Drop the pending tokens."""
         self.pending = 0
 
+    def remember(self, ids: Tensor) -> None:
+        """Keep the ids (B, T) of the pending tokens, and of those committed from now on."""
+        self.texts = [[] for _ in self.lengths] if self.texts is None else self.texts
+        self._nodes = ids.tolist()
+
+    def restart(self) -> None:
+        """Forget all tokens, but not their ids."""
+        self.lengths = [0] * self.rows
+        self.pending = 0
+
+    def settle(self, count: int) -> None:
+        """Commit the first `count` pending tokens of every row; those behind them stay pending."""
+        self.lengths = [length + count for length in self.lengths]
+        self.pending -= count
+
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         """Keep, for each row, these of its pending tokens (numbered from 0 in the order they were written)."""
         assert len(kept) == self.rows, f"commit got {len(kept)} rows for {self.rows}"
         for row, chosen in enumerate(kept):
             assert all(0 <= n < self.pending for n in chosen), f"row {row}: kept {list(chosen)} of {self.pending}"
             self._gather(row, list(chosen))
+            if self.texts is not None:
+                self.texts[row] += [self._nodes[row][n] for n in chosen]
         self.lengths = [length + len(chosen) for length, chosen in zip(self.lengths, kept, strict=True)]
         self.pending = 0
 
     def commit_all(self) -> None:
         """Keep every pending token of every row."""
+        for text, nodes in zip(self.texts or (), self._nodes, strict=False):
+            text += nodes
         self.lengths = [length + self.pending for length in self.lengths]
         self.pending = 0
 
@@ -92,10 +114,13 @@ class Cache(transformers.Cache):
         for gap, mover in zip(gaps, movers, strict=True):
             order[gap] = mover
             length = self.lengths[gap] = self.lengths[mover]
+            if self.texts is not None:
+                self.texts[gap] = self.texts[mover]
             for buffer in (*self.keys, *self.values):
                 buffer[gap, :, :length] = buffer[mover, :, :length]
         self.keys, self.values = ([buffer[:left] for buffer in buffers] for buffers in (self.keys, self.values))
         self.lengths = self.lengths[:left]
+        self.texts = None if self.texts is None else self.texts[:left]
         return order[:left]
 
     def update(

@@ -210,8 +210,9 @@ def decode(
         if left == 0 or sampler.over:
             break
         drafter.advance(features, following)
-        tree = _draft(drafter, sampler if sampled else None, len(text), left - 1)
-        tree.check(text[-1], backbone.vocab_size, left - 1)
+        budget = min(left - 1, backbone.together(len(text)))
+        tree = _draft(drafter, sampler if sampled else None, len(text), budget)
+        tree.check(text[-1], backbone.vocab_size, budget)
         watch.lap("draft")
         features = _forward_tree(backbone, tree, cache, drafter.taps)
         with _named(sampler, f"round {stats.rounds + 1}"):

@@ -38,6 +38,13 @@ def scaled(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, **more}}
 
 
+LONGROPE = {  # other factors from position 20 on, in the midst of what the tests generate
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 20,
+        "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [9.0, 1.0, 30.0, 40.0],
+    },
+}  # fmt: skip
+
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -62,6 +69,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "layer_types": MIXED}),
     "phi": ("Phi", {"partial_rotary_factor": 0.5}),
     "phi3": ("Phi3", {"sliding_window": 8}),
+    "phi3-longrope": ("Phi3", {**LONGROPE, "original_max_position_embeddings": 20, "sliding_window": None}),
+    "llama-longrope": ("Llama", LONGROPE),
     "gpt2": ("GPT2", GPT2),
     "gptj": ("GPTJ", {**GPT2, "rotary_dim": 4}),
     "gpt-neox": ("GPTNeoX", {"rotary_pct": 0.5}),

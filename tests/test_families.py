@@ -109,6 +109,37 @@ def test_every_head(name: str, method: str, tmp_path: Path) -> None:
         assert output.stats.rounds < NEW or output.stats.acceptance_length == 1
 
 
+@pytest.mark.parametrize("name", ["phi3-longrope", "llama-longrope"])
+@pytest.mark.parametrize("length", [18, 19, 20, 21, 22, 30])
+def test_prompts_on_both_sides_of_the_turn(name: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary factors change at position 20, in the midst of a prompt that is read in one piece."""
+    backbone = families.backbone(name)
+    ids = torch.randint(3, zoo.VOCAB, (1, length), generator=torch.Generator().manual_seed(length))
+    options = {"max_new_tokens": 8, "do_sample": False}
+    with torch.no_grad():
+        expected = backbone.model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=2, **options)
+    for drafter in (None, trained(backbone, "eagle3")):
+        assert Generator(backbone, drafter).generate(ids, **options).tokens == expected[0, length:].tolist()
+
+
+def test_prompts_beyond_the_turn_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = families.backbone("phi3-longrope")
+    ids = torch.randint(3, zoo.VOCAB, (1, 40), generator=torch.Generator().manual_seed(1))
+    whole = Generator(backbone, "ngram").generate(ids, max_new_tokens=8, do_sample=False).tokens
+    monkeypatch.setattr("headstart.inference.generator.PREFILL", 7)
+    assert Generator(backbone, "ngram").generate(ids, max_new_tokens=8, do_sample=False).tokens == whole
+
+
+def test_rows_of_one_batch_do_not_pass_the_turn() -> None:
+    backbone = families.backbone("phi3-longrope")
+    cache = backbone.new_cache(2)
+    with torch.no_grad():
+        backbone.forward(prompt().expand(2, -1), cache=cache)
+        cache.commit_all()
+        with pytest.raises(UserError, match="one at a time"):
+            backbone.forward(prompt().expand(2, -1), cache=cache)
+
+
 REFUSED: dict[str, str] = {
     "Mamba": "linear_attention",
     "Jamba": "linear_attention",
