@@ -14,7 +14,6 @@ Letters: B rows, T positions, H hidden width, V vocabulary, N layers.
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,15 +24,18 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from . import chat
-from .cache import Cache
-from .mask import Reach, attention_mask, causal, positions
+from .anatomy import (
+    find_decoder,
+    find_layers,
+    find_norm,
+    find_reaches,
+    find_turn,
+    refuse_slots,
+)
+from .cache import Cache, cache_argument
+from .mask import attention_mask, causal, positions
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Tensor
-
-_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "norm_f", "final_norm", "layer_norm")
-_BY_SLOTS = {"bloom": "ALiBi", "mpt": "ALiBi", "gpt_neo": "the local attention"}
-_RECOMPUTING = {"phi3", "phimoe", "phi4_multimodal"}
-_RECURRENT = {"rwkv": "recurrent", "xlstm": "recurrent"}  # their configs list no layer types
 
 
 @dataclass
@@ -73,15 +75,15 @@ class Backbone:
         self.name = name or str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
-        self._decoder: nn.Module = _decoder(model)
-        self._refuse_slots()
-        self._reaches = self._find_reaches()
-        self._turn, self._recomputes = _turn(self.config)
-        self._layers = self._find_layers()
-        self._norm = self._find_norm()
+        self._decoder: nn.Module = find_decoder(model)
+        refuse_slots(self.config, self.name)
+        self._reaches = find_reaches(self.config, self.name)
+        self._turn, self._recomputes = find_turn(self.config)
+        self._layers = find_layers(self._decoder, self.num_layers)
+        self._norm = find_norm(self._decoder)
         self._projection: nn.Module = model.get_output_embeddings()
         self._embedding: nn.Module = model.get_input_embeddings()
-        self._cache_argument = _cache_argument(self._decoder)
+        self._cache_argument = cache_argument(self._decoder)
         self._checked = False
 
     # -- facts ---------------------------------------------------------------------------------------------------
@@ -261,53 +263,6 @@ class Backbone:
         assert cache.texts is not None
         return cache.texts[0]
 
-    # -- finding its parts ---------------------------------------------------------------------------------------
-
-    def _refuse_slots(self) -> None:
-        """Models that count distances between slots of the cache instead of reading position ids misplace drafts."""
-        kind = self.config.model_type
-        if kind in _BY_SLOTS or getattr(self.config, "alibi", False):
-            what = _BY_SLOTS.get(kind, "ALiBi")
-            raise UserError(
-                f"{self.name}: {what} of {kind} models counts places in the cache and reads no position ids, so drafts "
-                "side by side cannot be placed; models with rotary or learned positions work"
-            )
-
-    def _find_layers(self) -> nn.ModuleList:
-        for child in self._decoder.children():
-            if isinstance(child, nn.ModuleList) and len(child) == self.num_layers:
-                return child
-        raise UserError(f"{type(self._decoder).__name__}: no list of {self.num_layers} decoder layers was found in it")
-
-    def _find_norm(self) -> nn.Module:
-        for name in _NORM_NAMES:
-            module = getattr(self._decoder, name, None)
-            if isinstance(module, nn.Module):
-                return module
-        names = [name for name, _ in self._decoder.named_children()]
-        raise UserError(f"{type(self._decoder).__name__}: no final norm among its parts {names}")
-
-    def _find_reaches(self) -> dict[str, Reach]:
-        """How far back layers look, by layer type."""
-        window = getattr(self.config, "sliding_window", None)
-        chunk = getattr(self.config, "attention_chunk_size", None)
-        known = {
-            "full_attention": Reach(),
-            "sliding_attention": Reach(window=window),
-            "chunked_attention": Reach(chunk=chunk),
-        }
-        kind = self.config.model_type
-        types = [_RECURRENT[kind]] if kind in _RECURRENT else getattr(self.config, "layer_types", None)
-        if not types:
-            return {"full_attention": Reach(window=window)}
-        unknown = sorted(set(types) - known.keys())
-        if unknown:
-            raise UserError(
-                f"{self.name}: layers of type {', '.join(unknown)} keep a state that cannot be rolled back when drafts "
-                "are rejected; models with full, sliding-window or chunked attention work"
-            )
-        return {one: known[one] for one in sorted(set(types))}
-
     # -- calling it ----------------------------------------------------------------------------------------------
 
     def _masks(self, lengths: Sequence[int], ancestors: Tensor) -> Tensor | dict[str, Tensor]:
@@ -361,23 +316,6 @@ class Backbone:
         return list(ids)
 
 
-def _decoder(model: Any) -> nn.Module:
-    """The part of a causal LM that ends with the final norm; some models name themselves when asked for it."""
-    found = model.get_decoder()
-    decoder = model.model if found is model else found
-    assert isinstance(decoder, nn.Module)
-    return decoder
-
-
-def _turn(config: Any) -> tuple[int | None, bool]:
-    """Position from which on longrope takes its long factors (None: other rope), and whether `generate` computes the
-    text anew there (transformers does so for the Phi family alone)."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") != "longrope":
-        return None, False
-    return int(rope["original_max_position_embeddings"]), config.model_type in _RECOMPUTING
-
-
 def _behind(text: Sequence[int], ids: Tensor, ancestors: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """(1, S + T) ids of a text and the nodes behind it, and who sees whom among them."""
     whole = torch.cat([torch.tensor([list(text)], device=ids.device), ids], 1)
@@ -386,12 +324,6 @@ def _behind(text: Sequence[int], ids: Tensor, ancestors: Tensor | None) -> tuple
     tree = causal(whole.shape[1], ids.device)
     tree[len(text) :, len(text) :] = ancestors
     return whole, tree
-
-
-def _cache_argument(decoder: nn.Module) -> str:
-    """transformers 5.24 renamed the forward argument `past_key_values` to `cache`."""
-    names = inspect.signature(inspect.unwrap(decoder.forward)).parameters
-    return "cache" if "cache" in names else "past_key_values"
 
 
 def _keep_output(kept: dict[int, Tensor], k: int) -> Any:

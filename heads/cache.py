@@ -10,12 +10,13 @@ Letters: B rows, T positions of one forward, S slots, h key-value heads, d their
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 _GROWTH = 256  # slots added at a time, at least
 
@@ -164,6 +165,12 @@ class Cache(transformers.Cache):
             index = torch.tensor(chosen, device=buffer.device) + start
             # index_select copies first: source and destination overlap
             buffer[row, :, start : start + len(chosen)] = buffer[row].index_select(1, index)
+
+
+def cache_argument(decoder: nn.Module) -> str:
+    """transformers 5.24 renamed the forward argument `past_key_values` to `cache`."""
+    names = inspect.signature(inspect.unwrap(decoder.forward)).parameters
+    return "cache" if "cache" in names else "past_key_values"
 
 
 def _slots(states: Tensor, capacity: int) -> Tensor:
