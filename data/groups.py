@@ -38,7 +38,7 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
 def finished(out: Path, settings: Mapping[str, Any]) -> bool:
     """Whether `out` is there, whole and unchanged, and was made with exactly these settings."""
     record = _read_json(_record(out))
-    return record is not None and out.is_file() and record == _record_of(out, settings)
+    return record is not None and out.is_file() and _record_of(out, settings).items() <= record.items()
 
 
 def earlier(out: Path) -> int:
@@ -54,6 +54,7 @@ def run_groups(
     work: Callable[[int, Inputs], list[Row]],
     *,
     restart: bool = False,
+    notes: Mapping[str, Any] | None = None,
 ) -> Iterator[Iterator[list[Row]]]:
     """Yield an iterator over the rows of each group, in order; groups finished earlier are read, not recomputed.
 
@@ -71,6 +72,7 @@ def run_groups(
         groups: the inputs of each group; may be endless.
         work: (number, inputs) to rows; must give the same rows whenever it is called with the same arguments.
         restart: throw away an unfinished run, and replace `out` even if other settings or another hand made it.
+        notes: what is written beside the settings and determines nothing.
 
     Raises:
         UserError: another process is at work on `out`; an unfinished run with other settings is there; `out` exists
@@ -83,7 +85,8 @@ def run_groups(
         _open_parts(out, parts, settings, restart)
         yield _results(parts, groups, work)
         assert out.is_file(), f"the block of run_groups has to write {out}"
-        write_whole(_record(out), json.dumps(_record_of(out, settings), indent=1) + "\n")
+        record = _record_of(out, settings) | ({"notes": notes} if notes else {})
+        write_whole(_record(out), json.dumps(record, indent=1) + "\n")
         _discard(parts)
 
 
@@ -103,7 +106,10 @@ def _open_parts(out: Path, parts: Path, settings: Mapping[str, Any], restart: bo
             raise UserError(_occupied(out, settings))
         _discard(parts)  # half-made
         write_whole(parts / "settings.json", json.dumps(settings, indent=1, sort_keys=True) + "\n")
-    elif change := _difference(before, settings):
+    elif (change := _difference(before, settings)) and not earlier(out):
+        _discard(parts)  # it ended before its first group was done, over a wrong name, perhaps
+        _open_parts(out, parts, settings, restart)
+    elif change:
         raise UserError(
             f"{parts}: an unfinished run with other settings is there ({change}). Repeat that setting to go on with "
             "it, choose another --out, or pass --restart to throw it away"

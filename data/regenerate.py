@@ -1,7 +1,8 @@
 """The backbone answers given prompts, so that a head is trained on what its backbone really says.
 
-Of each chat the system and user messages are kept; each user turn is answered in turn, behind the backbone's own
-earlier answers. Prompts of like length form fixed groups (`groups.py`), so that a killed run ends with the same bytes.
+Of each chat all but the answers is kept (`talks.py`); each user turn is answered in turn, behind the backbone's own
+earlier answers, by a backbone in this process or by a server that has it (`endpoint.py`). Prompts of like length form
+fixed groups (`groups.py`), so that a killed run ends with the same bytes.
 
 A conversation ends early where an answer is cut off at the limit or is empty, and where the next turn does not fit into
 the backbone's context: what was answered in full before that is kept.
@@ -9,31 +10,30 @@ the backbone's context: what was answered in full before that is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files import write_jsonl
 from ..heads import chat
-from ..heads.backbone import Backbone
-from ..inference.plain import decode_group
 from ..progress import Progress
 from .chats import Chat, Skipped, listed, read_chats
+from .crew import Crew
+from .endpoint import Endpoint, Failed, seed_of
 from .groups import earlier, finished, run_groups, settings_hash
-from .messages import Message
 from .sources import sources_of
 from .store import tokenizer_of
+from .talks import WHY, Talk, kept, turns_of
 
-FORMAT = 1  # counts up when the same settings would give another file
+if TYPE_CHECKING:
+    from ..heads.backbone import Backbone
 
-WHY = {
-    "length": "cut off at the limit",
-    "context": "ended at the backbone's context",
-    "empty": "ended by an empty answer",
-    "refused": "refused by the chat template",
-}
+FORMAT = 2  # counts up when the same settings would give another file
+Work = Callable[[int, list[int]], list[dict[str, Any]]]
+FIELDS = ("number", "messages", "finish", "detail")
 
 
 @dataclass
@@ -71,146 +71,156 @@ class RegenerateSettings:
             raise UserError(f"top_p is {self.top_p}; it has to be above 0 and at most 1")
 
 
-@dataclass
-class _Talk:
-    """A conversation on its way."""
-
-    number: int
-    """Its place in the input; the number of its random sample."""
-    turns: list[list[Message]]
-    """What comes before each answer: a message of the user, and system messages that stand before it."""
-    messages: list[Message] = field(default_factory=list)
-    """What has been said and answered."""
-    finish: str = ""
-    """Why it ended; empty while it goes on."""
-    detail: str = ""
-
-
-def regenerate(backbone: Backbone, settings: RegenerateSettings) -> None:
+def regenerate(writer: Backbone | Endpoint, settings: RegenerateSettings) -> None:
     """Write `settings.out`: a row for each conversation with at least one answer, in the order of the input.
 
-    A row has `messages`, `finish` (stop, or why it ended early: a key of `WHY`), `source` (file and row) and `settings`
-    (a hash of what `<out>.settings.json` records).
+    A row has `messages`, `tools` where there are some, `finish` (stop, or why it ended early: a key of `WHY`), `source`
+    (file and row) and `settings` (a hash of what `<out>.settings.json` records).
+
+    Args:
+        writer: who answers.
 
     Raises:
-        UserError: the input is unreadable, the backbone has no chat template, `out` is taken, nothing was answered.
+        UserError: the input is unreadable, the backbone has no chat template, `out` is taken, nothing was answered, or
+            the endpoint fails.
     """
-    chat.template_of(tokenizer_of(backbone))
-    chats, skipped = _without_tools(*read_chats(settings.input, settings.strict))
+    if not isinstance(writer, Endpoint):
+        chat.template_of(tokenizer_of(writer))
+    chats, skipped = read_chats(settings.input, settings.strict)
     if skipped:
         print(listed(skipped))
-    if not chats:
-        raise UserError("no row can be answered")
-    record = _record(backbone, settings)
+    record = _record(writer, settings)
     if finished(settings.out, record) and not settings.restart:
         print(f"{settings.out}: already there")
         return
-    groups = _groups(backbone, chats, settings.group)
-
-    def work(number: int, group: list[int]) -> list[dict[str, Any]]:
-        talks = [_Talk(place, _turns(chats[place].messages)) for place in group]
-        _answer(backbone, settings, talks, progress)
-        progress.advance(len(group))
-        return [{name: getattr(talk, name) for name in ("number", "messages", "finish", "detail")} for talk in talks]
-
-    with run_groups(settings.out, record, groups, work, restart=settings.restart) as results:
-        done = sum(map(len, groups[: earlier(settings.out)]))
-        with Progress(len(chats), "chats", "regenerate", done=done) as progress:
-            talks = sorted((row for rows in results for row in rows), key=lambda row: int(row["number"]))
+    groups = _groups(writer, chats, settings.group)
+    notes = {"endpoint": writer.url} if isinstance(writer, Endpoint) else {}
+    with (
+        Progress(len(chats), "chats", "regenerate") as progress,
+        _work(writer, settings, chats, groups, progress) as work,
+        run_groups(settings.out, record, groups, work, restart=settings.restart, notes=notes) as results,
+    ):
+        progress.done = progress.first = sum(map(len, groups[: earlier(settings.out)]))
+        talks = sorted((row for rows in results for row in rows), key=lambda row: int(row["number"]))
+        progress.close()
         _write(talks, chats, settings_hash(record), settings.out)
 
 
-def _without_tools(chats: Sequence[Chat], skipped: Sequence[Skipped]) -> tuple[list[Chat], list[Skipped]]:
-    """Leave out chats with tools: what a tool says to another call than the recorded one cannot be known."""
-    with_tools = [one for one in chats if one.tools or any(said["role"] == "tool" for said in one.messages)]
-    left = [Skipped(one.file, one.row, "a chat with tools") for one in with_tools]
-    return [one for one in chats if one not in with_tools], [*skipped, *left]
+@contextmanager
+def _work(
+    writer: Backbone | Endpoint,
+    settings: RegenerateSettings,
+    chats: Sequence[Chat],
+    groups: Sequence[list[int]],
+    progress: Progress,
+) -> Iterator[Work]:
+    """The function that answers a group."""
+    if isinstance(writer, Endpoint):
+        with _by_endpoint(writer, settings, chats, groups, progress) as work:
+            yield work
+    else:
+        yield _by_backbone(writer, settings, chats, progress)
 
 
-def _answer(backbone: Backbone, settings: RegenerateSettings, talks: Sequence[_Talk], progress: Progress) -> None:
-    """Take a group of conversations to their ends, a turn of all of them at a time."""
-    for turn in range(max(len(talk.turns) for talk in talks)):
-        asked = [(talk, _prompt(backbone, talk, turn)) for talk in talks if not talk.finish]
-        going = [(talk, prompt) for talk, prompt in asked if prompt]
-        answers = decode_group(
-            backbone,
-            [prompt for _, prompt in going],
-            max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            seed=settings.seed,
-            samples=[talk.number for talk, _ in going],
-            on_step=lambda _: progress.refresh(),
-        )
-        for (talk, _), answer in zip(going, answers, strict=True):
-            _take(backbone, talk, turn, answer, settings.keep_cut)
+def _by_backbone(backbone: Backbone, settings: RegenerateSettings, chats: Sequence[Chat], progress: Progress) -> Work:
+    from .answers import answer  # loads torch, which answers by an endpoint do without
+
+    def work(number: int, group: list[int]) -> list[dict[str, Any]]:
+        talks = [Talk.of(place, chats[place]) for place in group]
+        answer(backbone, settings, talks, progress.refresh)
+        progress.advance(len(group))
+        return [_told(talk) for talk in talks]
+
+    return work
 
 
-def _prompt(backbone: Backbone, talk: _Talk, turn: int) -> list[int]:
-    """Token ids before an answer; empty, with the reason in `talk.finish`, if there can be none."""
-    try:
-        prompt = backbone.encode([*talk.messages, *talk.turns[turn]])
-    except UserError as error:
-        talk.finish, talk.detail = "refused", str(error)
-        return []
-    if len(prompt) >= backbone.max_positions:
-        talk.finish, talk.detail = "context", f"turn {turn + 1} opens with {len(prompt)} tokens"
-        return []
-    return prompt
+# -- by an endpoint ---------------------------------------------------------------------------------------------------
 
 
-def _take(backbone: Backbone, talk: _Talk, turn: int, answer: list[int], keep_cut: bool) -> None:
-    """Add an answer to its conversation, and see whether that ends it."""
-    ended = answer[-1] in backbone.eos_token_ids
-    text = backbone.tokenizer.decode(
-        answer[:-1] if ended else answer, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
-    if not text.strip():
-        talk.finish, talk.detail = "empty", f"answer {turn + 1}"
-        return
-    if ended or keep_cut:
-        talk.messages += [*talk.turns[turn], {"role": "assistant", "content": text}]
-    if not ended:
-        talk.finish, talk.detail = "length", f"answer {turn + 1}, {len(answer)} tokens"
-    elif turn + 1 == len(talk.turns):
-        talk.finish = "stop"
+@contextmanager
+def _by_endpoint(
+    endpoint: Endpoint,
+    settings: RegenerateSettings,
+    chats: Sequence[Chat],
+    groups: Sequence[list[int]],
+    progress: Progress,
+) -> Iterator[Work]:
+    """Requests run ahead of the group that is waited for, so that the server always has enough to do."""
+    retries = 0
+
+    def retried() -> None:
+        nonlocal retries
+        retries += 1
+        progress.note(retries=retries)
+
+    endpoint.on_retry = retried
+    with Crew(endpoint.settings.concurrency, endpoint.stopped) as crew:
+        ahead: dict[int, list[Any]] = {}
+
+        def work(number: int, group: list[int]) -> list[dict[str, Any]]:
+            for coming in range(max([number - 1, *ahead]) + 1, len(groups)):
+                if coming > number and crew.waiting > endpoint.settings.concurrency:
+                    break
+                ahead[coming] = [crew.do(_talked, endpoint, settings, place, chats[place]) for place in groups[coming]]
+            talks = list(crew.results(ahead.pop(number), lambda done: progress.advance(done)))
+            return [_told(talk) for talk in talks]
+
+        yield work
 
 
-def _turns(messages: Sequence[Message]) -> list[list[Message]]:
-    """A chat without its answers, cut behind each message of the user."""
-    turns: list[list[Message]] = [[]]
-    for message in messages:
-        if message["role"] != "assistant":
-            turns[-1].append(message)
-        if message["role"] == "user":
-            turns.append([])
-    return turns[:-1]
+def _talked(endpoint: Endpoint, settings: RegenerateSettings, place: int, one: Chat) -> Talk:
+    """A whole conversation, answered in turn."""
+    talk = Talk.of(place, one)
+    while not talk.finish:
+        options: dict[str, Any] = {"max_tokens": settings.max_new_tokens, "temperature": settings.temperature}
+        if settings.temperature:
+            options |= {"top_p": settings.top_p, "seed": seed_of(settings.seed, place, talk.turn)}
+            options |= {"top_k": settings.top_k} if settings.top_k else {}
+        try:
+            talk.take(endpoint.answer(talk.prompt(), talk.tools, options), settings.keep_cut)
+        except Failed as failure:
+            tries = endpoint.settings.retries + 1
+            if not endpoint.settings.skip_failed:
+                raise UserError(
+                    f"{endpoint.url}: {failure}, in {tries} {'try' if tries == 1 else 'tries'} ({one.place}). What is "
+                    "answered so far is kept: the same command goes on with it; --skip-failed leaves out what fails"
+                ) from None
+            talk.end("failed", str(failure))
+    return talk
 
 
-def _groups(backbone: Backbone, chats: Sequence[Chat], size: int) -> list[list[int]]:
+# -- in and out -------------------------------------------------------------------------------------------------------
+
+
+def _told(talk: Talk) -> dict[str, Any]:
+    return {name: getattr(talk, name) for name in FIELDS}
+
+
+def _groups(writer: Backbone | Endpoint, chats: Sequence[Chat], size: int) -> list[list[int]]:
     """Places of chats in the input, those alike in turns and length together, the short ones first."""
 
     def weight(place: int) -> tuple[int, int, int]:
-        turns = _turns(chats[place].messages)
+        turns = turns_of(chats[place].messages)
         text = "".join(message["content"] for turn in turns for message in turn)
-        return len(turns), len(backbone.tokenizer(text, verbose=False)["input_ids"]), place
+        if isinstance(writer, Endpoint):
+            return len(turns), len(text), place
+        return len(turns), len(writer.tokenizer(text, verbose=False)["input_ids"]), place
 
     order = sorted(range(len(chats)), key=weight)
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def _record(backbone: Backbone, settings: RegenerateSettings) -> dict[str, Any]:
+def _record(writer: Backbone | Endpoint, settings: RegenerateSettings) -> dict[str, Any]:
     """All that determines the file."""
     options = {name: value for name, value in asdict(settings).items() if name not in ("input", "out", "restart")}
-    return {
-        "verb": "regenerate",
-        "format": FORMAT,
-        "backbone": {"name": backbone.name, "weights": backbone.fingerprint(), "dtype": str(backbone.dtype)},
-        "tokenizer": chat.fingerprint(backbone.tokenizer),
-        "input": [source.identity() for source in sources_of(settings.input)],
-        **options,
-    }
+    who: dict[str, Any]
+    if isinstance(writer, Endpoint):
+        who = {"model": writer.model, "body": writer.extra}
+    else:
+        weights = {"name": writer.name, "weights": writer.fingerprint(), "dtype": str(writer.dtype)}
+        who = {"backbone": weights, "tokenizer": chat.fingerprint(writer.tokenizer)}
+    inputs = [source.identity() for source in sources_of(settings.input)]
+    return {"verb": "regenerate", "format": FORMAT, **who, "input": inputs, **options}
 
 
 def _write(talks: Sequence[dict[str, Any]], chats: Sequence[Chat], made_with: str, out: Path) -> None:
@@ -221,12 +231,15 @@ def _write(talks: Sequence[dict[str, Any]], chats: Sequence[Chat], made_with: st
         if finish != "stop":
             early.append(Skipped(one.file, one.row, WHY[finish], talk["detail"]))
         if talk["messages"]:
-            source = f"{Path(one.file).name}, row {one.row}"
-            rows.append({"messages": talk["messages"], "finish": finish, "source": source, "settings": made_with})
+            row = {"messages": kept(talk["messages"])} | ({"tools": one.tools} if one.tools else {})
+            rows.append(
+                {**row, "finish": finish, "source": f"{Path(one.file).name}, row {one.row}", "settings": made_with}
+            )
     if not rows:
         raise UserError(f"no conversation has an answer; {listed(early, 'ended early')}")
     write_jsonl(out, rows)
-    answers = sum(message["role"] == "assistant" for row in rows for message in row["messages"])
+    calls = [message for row in rows for message in row["messages"] if message["role"] == "assistant"]
+    answers = sum("weight" not in message for message in calls)
     print(f"{out}: {len(rows):,} conversations with {answers:,} answers, of {len(talks):,} prompts")
     if early:
         print(listed(early, "ended early"))

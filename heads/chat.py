@@ -132,9 +132,11 @@ def marked(
     return found
 
 
-def encode(tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> list[int]:
+def encode(
+    tokenizer: Any, messages: Sequence[Message], *, tools: Tools | None = None, add_generation_prompt: bool = False
+) -> list[int]:
     """Token ids of a chat; the template writes its own special tokens, so none are added."""
-    text = render(tokenizer, messages, add_generation_prompt=add_generation_prompt)
+    text = render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -37,6 +37,15 @@ class ExactOptions(BackboneOptions):
 
 
 @dataclass
+class WriterOptions(BackboneOptions):
+    """The backbone that answers; with --endpoint there need not be one."""
+
+    backbone: str | None = None  # type: ignore[assignment]
+    """The model that answers: a built-in name (smollm2-135m), a folder, or a Hub id. With --endpoint it is not loaded,
+    and only says which model that is."""
+
+
+@dataclass
 class TokenizerOptions:
     """Whose tokenizer and chat template; no weights are loaded."""
 

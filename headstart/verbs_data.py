@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from headstart.errors import UserError
 from headstart.options import TokenizerOptions, backbone_of, silence, tokenizer_of
 from headstart.verb import Verb
 
 if TYPE_CHECKING:
+    from headstart.data.endpoint import EndpointSettings
     from headstart.data.prepare import PrepareSettings
     from headstart.data.preview import PreviewSettings
     from headstart.data.regenerate import RegenerateSettings
     from headstart.data.synthesize import SynthesizeSettings
-    from headstart.options import BackboneOptions
+    from headstart.options import WriterOptions
     from headstart.training.coverage import VocabSettings
 
 
@@ -26,9 +28,17 @@ def synthesize(settings: SynthesizeSettings) -> None:
     print(f"{settings.out}: " + ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items()))
 
 
-def regenerate(options: BackboneOptions, settings: RegenerateSettings) -> None:
+def regenerate(options: WriterOptions, settings: RegenerateSettings, server: EndpointSettings) -> None:
+    from headstart.data.endpoint import Endpoint
     from headstart.data.regenerate import regenerate
 
+    if server.endpoint is not None:
+        regenerate(Endpoint(replace(server, model=server.model or options.backbone)), settings)
+        return
+    if options.backbone is None:
+        raise UserError("who answers? Name a model with --backbone, or a server that has it with --endpoint")
+    if given := [name for name in ("model", "api_key_env", "body") if getattr(server, name) is not None]:
+        raise UserError(f"--{given[0].replace('_', '-')} is for an endpoint; name one with --endpoint")
     regenerate(backbone_of(options), settings)
 
 
@@ -116,9 +126,16 @@ DATA: dict[str, Verb] = {
     "data regenerate": Verb(
         regenerate,
         "Let the backbone answer given prompts, so that a head learns what it really says.",
-        ("headstart.options:BackboneOptions", "headstart.data.regenerate:RegenerateSettings"),
+        (
+            "headstart.options:WriterOptions",
+            "headstart.data.regenerate:RegenerateSettings",
+            "headstart.data.endpoint:EndpointSettings",
+        ),
         (),
-        ("headstart data regenerate --backbone smollm2-135m --input prompts.jsonl --out answered.jsonl.gz",),
+        (
+            "headstart data regenerate --backbone smollm2-135m --input prompts.jsonl --out answered.jsonl.gz",
+            "headstart data regenerate --endpoint http://localhost:8000/v1 --model NAME --input a.jsonl --out x.jsonl",
+        ),
     ),
     "data prepare": Verb(
         prepare,

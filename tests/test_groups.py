@@ -94,6 +94,14 @@ def test_other_settings_are_refused_with_both_values(tmp_path: Path) -> None:
     assert finished(out, SETTINGS | {"temperature": 1.0})
 
 
+def test_a_run_that_came_to_nothing_is_no_hindrance(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    with pytest.raises(ZeroDivisionError):
+        run(out, SETTINGS, work=lambda number, inputs: [{"never": 1 // 0}])
+    run(out, SETTINGS | {"seed": 4})
+    assert finished(out, SETTINGS | {"seed": 4})
+
+
 def unfinished(out: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         run(out, work=lambda number, inputs: [{"never": 1 // 0}] if number else double(number, inputs))
