@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..heads import chat
 from ..heads.backbone import Backbone
 from ..inference.plain import decode_group
-from .regenerate import RegenerateSettings
 from .talks import Answer, Talk
+
+if TYPE_CHECKING:
+    from .regenerate import RegenerateSettings
 
 
 def answer(
