@@ -180,7 +180,7 @@ def training() -> None:
     import zoo
     from headstart.data.prepare import PrepareSettings, prepare
     from headstart.files import write_jsonl
-    from headstart.heads.methods import METHODS
+    from headstart.heads.methods import TRAINABLE
     from headstart.training import setup
     from headstart.training.loop import train
     from headstart.training.recipe import Recipe
@@ -206,7 +206,7 @@ def training() -> None:
         chats, data = Path(folder) / "chats.jsonl", Path(folder) / "data"
         write_jsonl(chats, ({"messages": messages} for messages in zoo.chats(12)))
         prepare(moved, PrepareSettings(input=[str(chats)], out=data))
-        for method in METHODS:
+        for method in TRAINABLE:
             overrides = {
                 "data.train": [str(data)], "data.held_out": 0.3, "batch.rows": 4, "optim.max_steps": 2, "log.every": 1,
                 "evaluate.prompts": 1, "evaluate.max_new_tokens": 4, "precision.autocast": "no",

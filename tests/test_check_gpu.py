@@ -275,9 +275,11 @@ def test_all_of_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], with
     tables = {table["title"]: table for table in found["tables"]}
     assert len(tables) == len(titles)
     assert [row[0] for row in tables["Forward by tree nodes: random Llama tiny"]["rows"]] == list(timings.NODES)
-    assert {row[0] for row in tables["Training in bf16"]["rows"]} == {f"{m} on random Llama tiny" for m in plan.METHODS}
+    assert {row[0] for row in tables["Training in bf16"]["rows"]} == {
+        f"{m} on random Llama tiny" for m in plan.TRAINABLE
+    }
     drafted = tables["Greedy answers against model.generate: random Llama tiny in fp32"]["rows"]
-    assert len(drafted) == 4 + 3 * len(plan.METHODS)
+    assert len(drafted) == 4 + 3 * len(plan.TRAINABLE)
     assert all(row[1:3] == [2, 0] for row in drafted)
     assert any("stories260K" in what for what in found["omitted"])
     assert set(plan.NEVER) <= set(found["omitted"])
@@ -287,4 +289,4 @@ def test_a_budget_that_is_over_leaves_everything_out(tmp_path: Path, capsys: Any
     assert check_gpu.main(["--device", "cpu", "--minutes", "0.0001", "--out", str(tmp_path)]) == 2
     assert "nothing was checked" in capsys.readouterr().out
     omitted = json.loads((tmp_path / "report.json").read_text())["omitted"]
-    assert sum("were left" in what for what in omitted) == len(plan.METHODS) + 7
+    assert sum("were left" in what for what in omitted) == len(plan.TRAINABLE) + 7

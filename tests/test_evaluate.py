@@ -7,7 +7,7 @@ import runs
 import torch
 
 import zoo
-from headstart.heads.methods import METHODS
+from headstart.heads.methods import TRAINABLE
 from headstart.heads.vocab import DraftVocab
 from headstart.inference.generator import Generator
 from headstart.inference.stats import expected_tokens
@@ -106,11 +106,11 @@ def test_counts_are_those_of_a_count_by_hand(share, draft_vocab):
         assert max(figures["accuracy"]) < 1  # what cannot be proposed is a miss
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRAINABLE)
 def test_evaluation_and_training_tell_the_same_loss(method):
     backbone = zoo.backbone()
     torch.manual_seed(0)
-    objective = Objective(METHODS[method].build(backbone), LossSettings())
+    objective = Objective(TRAINABLE[method].build(backbone), LossSettings())
     batch = batch_of(3)
     counts = objective.counts(batch)
     result = objective(batch, objective.features(batch), 1 / counts)
@@ -138,7 +138,7 @@ def rows(tmp_path_factory):
     return runs.prepared(tmp_path_factory.mktemp("data"))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRAINABLE)
 def test_the_measured_length_is_that_of_generation(method, rows, tmp_path):
     setup = set_up(runs.recipe(tmp_path, rows, method, evaluate__prompts=2, evaluate__tree="chain:2"), zoo.backbone())
     figures = evaluate(setup)

@@ -29,12 +29,30 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"width": 24, "head_layers": 3, "norm_before_fc": True, "fc_norm": True},
         {"embedding": "own"},
     ],
+    "hydra": [
+        {"num_heads": 5, "num_blocks": 3, "projection": "own", "projection_bias": True},
+        {"num_heads": 5, "head_arch": "prefix-mlp"},
+        {"head_arch": "prefix-mlp", "qk_norm": "head", "num_blocks": 2, "projection": "own"},
+    ],
+    "mlp_speculator": [
+        {"num_heads": 5, "tie_weights": True, "scale_input": True, "inner_size": 24},
+        {"num_heads": 4, "scale_input": True},
+    ],
 }
 CASES = [(method, fields) for method in METHODS for fields in [{}, *VARIANTS.get(method, [])]]
 DEPTHS = 5
 SMALL = range(3, zoo.VOCAB, 2)  # a draft vocabulary
 
-case = pytest.mark.parametrize(("method", "fields"), CASES, ids=[f"{m}-{i}" for i, (m, _) in enumerate(CASES)])
+
+def cases(chosen: list[tuple[str, dict[str, Any]]]) -> pytest.MarkDecorator:
+    names = [method for method, _ in chosen]
+    return pytest.mark.parametrize(
+        ("method", "fields"), chosen, ids=[f"{m}-{names[:i].count(m)}" for i, m in enumerate(names)]
+    )
+
+
+case = cases(CASES)
+trained = cases([(method, fields) for method, fields in CASES if METHODS[method].trainable])
 family = pytest.mark.parametrize("family", zoo.FAMILIES)
 tree = pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 
@@ -101,7 +119,7 @@ def drafted(head: DraftHead, features: Features, ids: Tensor, anchor: int, depth
     return found
 
 
-@case
+@trained
 @family
 @tree
 def test_training_step_equals_draft_step(method: str, fields: dict[str, Any], family: str, tree: bool) -> None:
@@ -117,7 +135,7 @@ def test_training_step_equals_draft_step(method: str, fields: dict[str, Any], fa
             close(logits, expected)
 
 
-@case
+@trained
 def test_draft_steps_depend_on_the_anchor(method: str, fields: dict[str, Any]) -> None:
     """The twin of the test above: one position further along, the same comparison has to fail."""
     head = built(method, fields)
@@ -130,7 +148,7 @@ def test_draft_steps_depend_on_the_anchor(method: str, fields: dict[str, Any]) -
         assert (logits[0] - unrolled[depth][4]).abs().max() > 1e-3
 
 
-@case
+@trained
 def test_unroll_of_some_anchors_equals_unroll_of_all(method: str, fields: dict[str, Any]) -> None:
     head = built(method, fields)
     ids = text(3, 11)
@@ -146,7 +164,7 @@ def test_unroll_of_some_anchors_equals_unroll_of_all(method: str, fields: dict[s
     assert [len(hidden) for hidden in head.unroll(features, ids, nothing)] == [0] * depths
 
 
-@case
+@trained
 def test_padding_on_the_right_changes_nothing(method: str, fields: dict[str, Any]) -> None:
     head = built(method, fields)
     depths = depths_of(head)
@@ -161,7 +179,7 @@ def test_padding_on_the_right_changes_nothing(method: str, fields: dict[str, Any
         close(one, other)
 
 
-@case
+@trained
 def test_labels_are_not_read(method: str, fields: dict[str, Any]) -> None:
     """Depth d at anchor t knows the tokens up to t + 1 + d, and is to propose the next one."""
     head = built(method, fields)
@@ -254,7 +272,7 @@ def test_rows_of_uneven_luck_equal_single_rows(method: str, fields: dict[str, An
             close(step.logits, one_by_one)
 
 
-@case
+@trained
 @family
 def test_every_parameter_is_trained(method: str, fields: dict[str, Any], family: str) -> None:
     """From its own start, one backward pass reaches all of the head and nothing of the backbone."""
@@ -287,7 +305,7 @@ def test_nothing_of_the_backbone_is_in_the_module(method: str, fields: dict[str,
     assert head.backbone.dtype == before
 
 
-@case
+@trained
 def test_a_smaller_vocabulary_is_rows_of_the_larger(method: str, fields: dict[str, Any]) -> None:
     vocab = DraftVocab(SMALL, zoo.VOCAB)
     torch.manual_seed(1)
@@ -318,7 +336,7 @@ def test_half_precision_stays_near(method: str, fields: dict[str, Any]) -> None:
             assert (one.float() - other).norm() < 0.1 * other.norm()
 
 
-@case
+@trained
 @pytest.mark.parametrize("vocab", [None, DraftVocab(SMALL, zoo.VOCAB)], ids=["full", "small"])
 def test_training_goes_on_after_decoding_in_inference_mode(
     method: str, fields: dict[str, Any], vocab: DraftVocab | None
@@ -334,7 +352,7 @@ def test_training_goes_on_after_decoding_in_inference_mode(
     assert all(weight.grad is not None for weight in head.parameters())
 
 
-@case
+@trained
 @pytest.mark.filterwarnings("error")
 def test_autocast_stays_near(method: str, fields: dict[str, Any]) -> None:
     """Training in bf16 over fp32 master weights: gradients are fp32, and close."""

@@ -20,7 +20,7 @@ import zoo
 from headstart.data.prepare import META
 from headstart.errors import UserError
 from headstart.heads.format import load_head
-from headstart.heads.methods import METHODS
+from headstart.heads.methods import TRAINABLE
 from headstart.training import loop, losses, sheet
 from headstart.training.batches import Rows
 from headstart.training.loop import train
@@ -64,7 +64,7 @@ def test_a_clock_that_is_ahead_of_the_steps_is_followed():
 # --- whole runs -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRAINABLE)
 def test_a_run_leaves_a_head_that_loads_and_what_it_measured(method, rows, tmp_path, capsys):
     backbone = zoo.backbone()
     run = tmp_path / "run"
@@ -104,7 +104,7 @@ def test_each_epoch_trains_on_every_row_once(rows, tmp_path):
     assert len(seen) == 2 * math.ceil(len(first) / 4)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRAINABLE)
 def test_weights_do_not_depend_on_how_a_step_is_dealt_out(method, rows, tmp_path):
     """B035, B045: one forward of all rows, one of each row, and something in between."""
     trained = []
@@ -249,6 +249,7 @@ def test_rows_without_supervision_never_start(rows, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"method": "mlp_speculator"}, "method is mlp_speculator, which is for decoding only; .*: medusa, eagle3"),
         ({"method": "medussa"}, "method is 'medussa'; choose one of .*; did you mean medusa?"),
         ({"head.num_head": 3}, "unknown setting head.num_head.*did you mean num_heads?"),
         ({"head.draft_vocab_size": 3}, "set draft_vocab instead"),
@@ -348,7 +349,7 @@ train(runs.recipe(Path({run!r}), Path({rows!r}), {method!r}, **{changes!r}), bac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRAINABLE)
 def test_two_processes_train_the_head_of_one(method, rows, tmp_path):
     """B061, B064, G03: ten rows in steps of three, so that a process has now two rows, now one, now none."""
     changes = {"batch__rows": 3, "evaluate__every": 2, "evaluate__prompts": 2}

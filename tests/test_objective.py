@@ -10,7 +10,7 @@ from torch import nn
 
 import zoo
 from headstart.errors import UserError
-from headstart.heads import eagle3, layer, methods
+from headstart.heads import eagle, layer, methods
 from headstart.heads.backbone import Features
 from headstart.heads.vocab import DraftVocab
 from headstart.training.batches import Batch, anchors
@@ -40,7 +40,7 @@ def objective_of(method, name="soft", draft_vocab=None, depths=None, **settings)
     backbone.model.requires_grad_(False)
     vocab = None if draft_vocab is None else DraftVocab(range(0, 2 * draft_vocab, 2), zoo.VOCAB)
     torch.manual_seed(5)
-    head = METHODS[method].build(backbone, vocab=vocab, **({"num_heads": 3} if method == "medusa" else {}))
+    head = METHODS[method].build(backbone, vocab=vocab, **({"num_heads": 3} if method in ("medusa", "hydra") else {}))
     with torch.no_grad():
         for weight in head.parameters():
             weight.add_(0.05 * torch.randn_like(weight))
@@ -301,5 +301,5 @@ def test_memory_of_a_step_grows_as_the_length_does(monkeypatch):
     monkeypatch.setitem(layer._SCORES, "cpu", 1 << 18)
     short, long = peak_of_a_step(1024), peak_of_a_step(2048)
     assert long < 2.1 * short, (short, long)
-    monkeypatch.setattr(eagle3, "attend_ahead", dense)
+    monkeypatch.setattr(eagle, "attend_ahead", dense)
     assert peak_of_a_step(1024) > 3 * peak_of_a_step(512), "a dense form is seen"

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import zoo
-from headstart.heads.methods import METHODS
+from headstart.heads.methods import TRAINABLE
 from headstart.training.optimizer import Joint, build_optimizer
 from headstart.training.recipe import OptimSettings
 
 
 def head(method: str = "eagle3"):
     torch.manual_seed(0)
-    return METHODS[method].build(zoo.backbone()).train()
+    return TRAINABLE[method].build(zoo.backbone()).train()
 
 
 def pushed(one, optimizer, steps: int = 3) -> None:
@@ -29,7 +29,7 @@ def pushed(one, optimizer, steps: int = 3) -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", list(TRAINABLE))
 def test_every_parameter_is_moved_once(method: str, name: str) -> None:
     one = head(method)
     before = copy.deepcopy(one.state_dict())

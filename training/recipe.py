@@ -216,7 +216,7 @@ class Recipe:
     run: Path
     """Folder of the run: checkpoints, metrics, and the trained head in `head` under it. A run that is there goes on."""
     method: str = "eagle3"
-    """What is trained: eagle3, eagle1 (which is EAGLE-2, too) or medusa."""
+    """What is trained: eagle3, eagle1 (which is EAGLE-2, too), medusa or hydra."""
     head: dict[str, Any] = field(default_factory=dict)
     """Fields of the method's config that are to differ from what follows from the backbone, such as num_heads: 3."""
     draft_vocab: int | None = None

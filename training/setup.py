@@ -23,7 +23,7 @@ from ..files import cache_folder
 from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
 from ..heads.load import load_backbone
-from ..heads.methods import METHODS
+from ..heads.methods import METHODS, TRAINABLE
 from ..heads.vocab import DraftVocab
 from ..inference.tree import parse_shape
 from ..settings import build
@@ -122,6 +122,10 @@ def _method(recipe: Recipe) -> type[DraftHead]:
         hint = _hint(recipe.method, METHODS)
         raise UserError(f"method is {recipe.method!r}; choose one of {', '.join(METHODS)}{hint}")
     method = METHODS[recipe.method]
+    if not method.trainable:
+        raise UserError(
+            f"method is {recipe.method}, which is for decoding only; what can be trained: {', '.join(TRAINABLE)}"
+        )
     known = [one.name for one in fields(method.config_class)]
     for name in recipe.head:
         if name == "draft_vocab_size":

@@ -11,7 +11,7 @@ from gpu import checks, models, timings
 from gpu.models import Size, Subject
 from gpu.record import Part, Run, reset_memory
 from headstart.heads.format import load_head
-from headstart.heads.methods import METHODS
+from headstart.heads.methods import METHODS, TRAINABLE
 
 NEVER = (
     "several GPUs, DDP and DeepSpeed",
@@ -57,7 +57,7 @@ def free_memory(device: torch.device) -> int:
 
 def _checks(made: Made, name: str, seconds: float) -> Iterator[Part]:
     """The same of every model."""
-    for method in METHODS:
+    for method in TRAINABLE:
         yield Part(f"{name}: {method}, training", partial(_training, made, method), seconds)
     yield Part(f"{name}: equality in fp32", lambda run: checks.equality(run, made(), half=False), seconds)
     yield Part(f"{name}: equality in bf16", lambda run: checks.equality(run, made(), half=True), seconds)
