@@ -36,6 +36,10 @@ class GenerateSettings:
     """Draw from this many likeliest tokens."""
     seed: int | None = None
     """The same seed draws the same tokens, with any head and tree."""
+    stop: str | None = None
+    """Stop behind this text, at the token that completes it."""
+    rule: str = "match"
+    """How drafts are verified: match, chain, siblings, fixed, block, traversal; or typical, which is not lossless."""
     raw: bool = False
     """Take the prompt as it stands, without the chat template."""
     stream: bool = True
@@ -51,9 +55,11 @@ def generate(options: BackboneOptions, settings: GenerateSettings) -> None:
 
     text = sys.stdin.read() if settings.prompt == "-" else settings.prompt
     backbone = backbone_of(options)
-    generator = Generator(backbone, drafter_of(settings.head, backbone), tree=settings.tree)
+    generator = Generator(backbone, drafter_of(settings.head, backbone), tree=settings.tree, rule=settings.rule)
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "seed")
     asked = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+    if settings.stop is not None:
+        asked["stop_strings"] = [settings.stop]
     prompt = backbone.tokenizer(text).input_ids if settings.raw and backbone.tokenizer else text
     if settings.compare:
         print(compared(Generator(backbone), generator, prompt, settings.head, asked))

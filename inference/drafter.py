@@ -98,6 +98,9 @@ class HeadDrafter:
     def __init__(self, head: DraftHead, shape: Shape, device: torch.device) -> None:
         self.head, self.shape, self.device = head, shape, device
         self.taps = head.taps
+        widest = max((max(path) for path in shape.paths), default=0) if isinstance(shape, Static) else 0
+        if widest >= head.vocab.size:
+            raise UserError(f"{shape} asks for the guess of rank {widest}; the head has {head.vocab.size}, from 0")
         self.depth = min(shape.depth, head.max_depth or shape.depth)
         self.state: Any = None
         self.anchored: Step | None = None

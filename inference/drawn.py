@@ -40,7 +40,9 @@ def drawn(
     reached = [0.0]  # log q of the path to each node
     level = [0]
     for depth in range(shape.depth):
-        counts = _counts(shape, depth, [ranks[node] for node in level], [reached[node] for node in level])
+        levels_left = shape.depth - depth
+        budget = -(-(shape.nodes - len(tokens) + 1) // levels_left) if isinstance(shape, Dynamic) else 0
+        counts = _counts(shape, budget, [ranks[node] for node in level], [reached[node] for node in level])
         expanded = [(node, count) for node, count in zip(level, counts, strict=True) if count]
         if not expanded:
             break
@@ -60,14 +62,13 @@ def drawn(
     return Tree(tokens, parents, laws)
 
 
-def _counts(shape: Shape, depth: int, ranks: Sequence[Ranks], reached: Sequence[float]) -> list[int]:
-    """How many children each node of a depth gets."""
+def _counts(shape: Shape, budget: int, ranks: Sequence[Ranks], reached: Sequence[float]) -> list[int]:
+    """How many children each node of a depth gets; a dynamic tree has so many for all of them."""
     if isinstance(shape, Chain | Static):
         form = _form(shape.paths)
         return [form.get(rank, 0) for rank in ranks]
     assert not isinstance(shape, Gain), "a tree by gain is no tree for drawn drafts"
-    left = _share(shape, depth)
-    counts = [0] * len(ranks)
+    left, counts = budget, [0] * len(ranks)
     for place in sorted(range(len(ranks)), key=lambda place: -reached[place]):
         counts[place] = min(shape.top_k, left)
         left -= counts[place]
@@ -84,11 +85,6 @@ def _form(paths: tuple[Ranks, ...]) -> dict[Ranks, int]:
         counts[parent] = counts.get(parent, 0) + 1
         names[path] = (*parent, counts[parent] - 1)
     return counts
-
-
-def _share(shape: Dynamic, depth: int) -> int:
-    """The nodes of a depth: all are shared out evenly, what is left over goes to the first depths."""
-    return shape.nodes // shape.depth + (depth < shape.nodes % shape.depth)
 
 
 def spread(logits: Tensor, ids: Tensor | None, size: int) -> Tensor:

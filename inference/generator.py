@@ -25,10 +25,10 @@ from .detokenizer import Detokenizer
 from .detokenizer import decode as decode_text
 from .drafter import Drafter, SamplingDrafter
 from .drafters import chained, drafter_factory, modules_of
-from .judging import MATCH, judged, law_of
 from .output import Output as Output
 from .output import Piece as Piece
 from .prompts import encoded
+from .ruling import MATCH, judged, law_of
 from .sampler import NoToken, Sampler
 from .stats import Stats, Watch
 from .tree import Shape, Tree, parse_shape
@@ -69,12 +69,13 @@ class Generator:
         self._modules = [backbone.model, *modules_of(drafter)]
         self._factory(rule)
 
-    def generate(self, prompt: Prompt | Sequence[Prompt], *, streamer: Any = None, **options: Any) -> Any:
+    def generate(self, prompt: Prompt | Sequence[Prompt] | None = None, *, streamer: Any = None, **options: Any) -> Any:
         """Generate for a prompt, or for each of a list of prompts.
 
         Args:
             prompt: a str (one user turn) or a list of chat messages, both through the chat template; token ids, as list
-                or tensor (T,) or (1, T); or a list of these, or ids (B, T), one after another.
+                or tensor (T,) or (1, T); or a list of these, or ids (B, T), one after another. May be named
+                `input_ids`, too, so that `generate(**tokenizer(...))` works.
             streamer: as in `model.generate`: is given the prompt, then each token, then the end.
             options: what `model.generate` takes (max_new_tokens, do_sample, temperature, generation_config, ...), and
                 `seed`, `rule`, `frequency_penalty`, `presence_penalty`, `output_logprobs`. Without sampling arguments
@@ -134,6 +135,9 @@ class Generator:
                 f"rule={rule} looks ahead at tokens that may not come, so that a logits_processor with a state would "
                 "go wrong; use rule=siblings, rule=chain or rule=match with one of your own"
             )
+        named = [options.pop(name, None) for name in ("input_ids", "inputs")]  # as generate calls them
+        if prompt is None:
+            prompt = next((ids for ids in named if ids is not None), [])
         padded = (options.pop(name, None) for name in ("attention_mask", "position_ids"))
         prompts, several = encoded(self.backbone, prompt, *padded)
         requests: list[Request] = []

@@ -2,7 +2,7 @@
 
 A rule is `(tree, p, q, chance, eos, limit) -> Walk`: the laws of target and drafter behind each node, and where its
 randomness comes from. Nothing else goes in, so a test can enumerate every outcome of it. `RULES` names them and says
-what each asks of the drafts; `judging` wires them to generation, whose default is `verify.match`.
+what each asks of the drafts; `ruling` wires them to generation, whose default is `verify.match`.
 
 All lossless rules but two rest on one lemma. Let x be drawn from q. Accept it with probability min(1, p(x) / q(x)),
 else go on with the law norm((p - q)+): what comes out has the law p, whether q is spread out or all on one token. It
