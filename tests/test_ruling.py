@@ -80,6 +80,9 @@ class Made:
     def new_cache(self, capacity: int) -> Slots:
         return Slots()
 
+    def together(self, length: int) -> int:
+        return self.max_positions
+
     def forward(self, ids: Tensor, *, cache: Slots, ancestors: Tensor | None = None, taps: Any = ()) -> Features:
         [tokens] = ids.tolist()
         cache.pending = tokens
