@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_heads import CASES
 
 import zoo
 from headstart.errors import UserError
@@ -16,6 +17,7 @@ from headstart.heads.base import DraftHead
 from headstart.heads.format import load_head, save_head
 from headstart.heads.methods import METHODS
 from headstart.heads.vocab import DraftVocab
+from headstart.settings import dump
 
 SMALL = DraftVocab(range(5, 45), zoo.VOCAB)
 IDS = torch.randint(3, zoo.VOCAB, (1, 9), generator=torch.Generator().manual_seed(0))
@@ -71,10 +73,26 @@ def test_round_trip_is_exact(method: str, family: str, vocab: DraftVocab | None,
     assert torch.equal(proposed(found), proposed(head))
 
 
-@pytest.mark.parametrize("fields", [{"projection": "own"}, {"num_heads": 2, "num_blocks": 3}], ids=str)
-def test_round_trip_of_medusa_shapes(fields: dict[str, Any], tmp_path: Path) -> None:
-    head = built("medusa", **fields)
-    assert torch.equal(proposed(load_head(save_head(head, tmp_path / "head"), head.backbone)), proposed(head))
+@pytest.mark.parametrize(("method", "fields"), CASES, ids=str)
+def test_round_trip_of_every_shape(method: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    """B083: every switch at another value than its default, exactly."""
+    head = built(method, **fields)
+    found = load_head(save_head(head, tmp_path / "head"), head.backbone)
+    assert found.config == head.config
+    assert torch.equal(proposed(found), proposed(head))
+
+
+@pytest.mark.parametrize(("method", "fields"), [case for case in CASES if case[1]], ids=str)
+def test_a_switch_that_got_lost_is_refused(method: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    """B083: with its switches at their defaults the config no longer fits the weights, unless a switch has none."""
+    head = built(method, **fields)
+    plain = dump(METHODS[method].build(zoo.backbone(), vocab=SMALL).config)
+    folder = rewritten(save_head(head, tmp_path / "head"), lambda found: found["config"].update(plain))
+    weightless = {"norm_output", "norm_before_residual", "scale_input"}
+    if dict(plain, **{key: value for key, value in fields.items() if key not in weightless}) == plain:
+        return
+    with pytest.raises(UserError, match=f"does not hold the {method} head"):
+        load_head(folder)
 
 
 def test_biases_of_qwen2_are_in_the_file(tmp_path: Path) -> None:
