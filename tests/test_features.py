@@ -8,6 +8,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import namedtuple
@@ -293,13 +295,15 @@ def test_an_adapter_changes_the_key_and_so_does_its_switch() -> None:
     peft = pytest.importorskip("peft")
     backbone = zoo.backbone()
     seen = [weights_hash(backbone)]
-    backbone.model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
-    seen.append(weights_hash(backbone))
-    backbone.model.disable_adapters()
-    seen.append(weights_hash(backbone))
-    assert len(set(seen)) == 3
-    backbone.model.enable_adapters()
-    assert weights_hash(backbone) == seen[1]
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    model = peft.inject_adapter_in_model(lora, backbone.model)
+    layers = [layer for layer in model.modules() if isinstance(layer, peft.tuners.tuners_utils.BaseTunerLayer)]
+    for on in (True, False, True):
+        for layer in layers:
+            layer.enable_adapters(on)
+        seen.append(weights_hash(backbone))
+    assert len(set(seen[:3])) == 3
+    assert seen[3] == seen[1]
 
 
 class Switched(torch.nn.Linear):
@@ -750,3 +754,39 @@ def test_the_verb_makes_what_training_finds(
     set_up(runs.recipe(tmp_path / "two", prepared, data__cache=folder, data__cache_store="int8"), backbone)
     assert cli.main([*command, "--out", folder, "--dtype", "float32"]) == 2
     assert "taps was [], is now [1, 2, 3]" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_real_processes_make_the_folder_of_one_and_train_on_it(tmp_path: Path, prepared: Path) -> None:
+    zoo.model().save_pretrained(tmp_path / "backbone")
+    zoo.tokenizer().save_pretrained(tmp_path / "backbone")
+    (tmp_path / "small.py").write_text(
+        "import sys\nfrom headstart import cli\nfrom headstart.training import setup\n"
+        "setup.GROUP_TOKENS = 300\nsys.exit(cli.main())\n"
+    )
+    chosen = ["--backbone", str(tmp_path / "backbone"), "--input", str(prepared), "--dtype", "float32"]
+    command = ["data", "cache", *chosen, "--out", str(tmp_path / "features")]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    for arguments in (command, command):  # made, and found
+        ran = [*launch, str(tmp_path / "small.py"), *arguments]
+        out = subprocess.run(ran, check=True, timeout=300, env=environment, capture_output=True, text=True).stdout
+        assert out.count("all whole") == 1
+    recipe = runs.recipe(tmp_path / "run", prepared, "eagle3", data__cache=str(tmp_path / "one"))
+    cache_features(recipe, zoo.backbone())
+    assert bytes_of(tmp_path / "features") == {**bytes_of(tmp_path / "one"), HEADER: renamed(tmp_path / "one")}
+    keys = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in runs.SMALL.items()]
+    (tmp_path / "recipe.yaml").write_text(
+        f"backbone: {tmp_path / 'backbone'}\nrun: {tmp_path / 'run'}\ndata: {{train: [{prepared}], cache: auto}}\n"
+    )
+    ran = [*launch, str(tmp_path / "small.py"), "train", str(tmp_path / "recipe.yaml"), *keys]
+    subprocess.run(ran, check=True, timeout=300, env=environment)
+    alone = runs.recipe(tmp_path / "alone", prepared, "eagle3")
+    train(alone, backbone=zoo.backbone())
+    for name, weight in runs.weights(tmp_path / "alone").items():
+        torch.testing.assert_close(runs.weights(tmp_path / "run")[name], weight, rtol=1e-3, atol=2e-4)
+
+
+def renamed(folder: Path) -> bytes:
+    """The header of the same features, of a backbone that is called by its folder."""
+    return (folder / HEADER).read_bytes().replace(b'"tiny-llama"', b'"backbone"')
