@@ -89,6 +89,7 @@ def capture(
         world.wait_for_everyone()
         if read_header(out) is not None:
             return
+        _refuse_sharded(backbone)
         parts = _parts(out)
         missing = [group for group in range(len(groups)) if not _noted(parts, group)]
         if first:
@@ -105,6 +106,15 @@ def capture(
         if first:
             _finish(parts, out, settings, backbone.name, len(groups))
     world.wait_for_everyone()
+
+
+def _refuse_sharded(backbone: Backbone) -> None:
+    """Where layers are spread over processes, these would have to go in step."""
+    if any(hasattr(weight, "ds_id") or hasattr(weight, "device_mesh") for weight in backbone.model.parameters()):
+        raise UserError(
+            "the backbone's weights are spread over the processes, and its features are not made like that. Make them "
+            "first, with `headstart data cache` and without ZeRO-3 or FSDP; then this run finds them"
+        )
 
 
 def batches_of(lengths: np.ndarray[Any, Any], tokens: int) -> list[list[int]]:

@@ -72,15 +72,19 @@ class Reads:
 
 
 def settings_of(
-    backbone: Backbone, rows: Texts, reads: Reads, *, store: Store, max_length: int, group_tokens: int
+    backbone: Backbone, weights: str, rows: Texts, reads: Reads, *, store: Store, max_length: int, group_tokens: int
 ) -> dict[str, Any]:
-    """All that determines the features, as JSON values, by the words that messages use."""
+    """All that determines the features, as JSON values, by the words that messages use.
+
+    Args:
+        weights: `weights_hash`, taken while this process had all of them.
+    """
     tokenizer = backbone.tokenizer
     fingerprint = {} if tokenizer is None else chat.fingerprint(tokenizer)
     precision = str(backbone.dtype).removeprefix("torch.")
     return {
         "format": FORMAT,
-        "weights": weights_hash(backbone),
+        "weights": weights,
         "config": _config_hash(backbone),
         "attention": getattr(backbone.config, "_attn_implementation", None),
         "layers": backbone.num_layers,

@@ -38,6 +38,7 @@ from headstart.errors import UserError
 from headstart.files import write_jsonl
 from headstart.heads.backbone import Backbone, Features
 from headstart.heads.methods import METHODS
+from headstart.training import cached as caching
 from headstart.training import setup as setting
 from headstart.training.batches import Rows, anchors, collate
 from headstart.training.loop import train
@@ -54,7 +55,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def in_small_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(setting, "GROUP_TOKENS", 300)
+    monkeypatch.setattr(caching, "GROUP_TOKENS", 300)
     monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "cache"))
 
 
@@ -69,7 +70,9 @@ def texts(lengths: Any = LENGTHS, seed: int = 0) -> Rows:
 def made(
     out: Path, backbone: Backbone, rows: Rows, reads: Reads = TAPS, group: int = 64, store: Any = "auto", **more: Any
 ) -> FeatureCache:
-    settings = settings_of(backbone, rows, reads, store=store, max_length=1000, group_tokens=group)
+    settings = settings_of(
+        backbone, weights_hash(backbone), rows, reads, store=store, max_length=1000, group_tokens=group
+    )
     capture(backbone, rows, range(len(rows)), reads, settings, out, **more)
     return FeatureCache(out, settings, dtype=backbone.dtype)
 
@@ -761,8 +764,8 @@ def test_two_real_processes_make_the_folder_of_one_and_train_on_it(tmp_path: Pat
     zoo.model().save_pretrained(tmp_path / "backbone")
     zoo.tokenizer().save_pretrained(tmp_path / "backbone")
     (tmp_path / "small.py").write_text(
-        "import sys\nfrom headstart import cli\nfrom headstart.training import setup\n"
-        "setup.GROUP_TOKENS = 300\nsys.exit(cli.main())\n"
+        "import sys\nfrom headstart import cli\nfrom headstart.training import cached\n"
+        "cached.GROUP_TOKENS = 300\nsys.exit(cli.main())\n"
     )
     chosen = ["--backbone", str(tmp_path / "backbone"), "--input", str(prepared), "--dtype", "float32"]
     command = ["data", "cache", *chosen, "--out", str(tmp_path / "features")]

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..data.capture import GROUP_TOKENS, capture
-from ..data.feature_key import Reads, settings_of
+from ..data.feature_key import Reads, weights_hash
 from ..data.features import FeatureCache
-from ..data.groups import settings_hash
 from ..errors import UserError, nearest
-from ..files import cache_folder
 from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
 from ..heads.load import load_backbone
@@ -28,9 +24,10 @@ from ..heads.vocab import DraftVocab
 from ..inference.tree import parse_shape
 from ..settings import build
 from .batches import Batches, Rows, split
+from .cached import features_of
 from .objective import Objective
 from .optimizer import build_optimizer
-from .recipe import DataSettings, Recipe
+from .recipe import Recipe
 from .rows import prepared_rows
 from .schedule import Schedule
 from .start import first_head
@@ -88,6 +85,7 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     device: torch.device = accelerator.device
     fast = _fast_bf16(device)
     backbone = backbone or _backbone(recipe, device, fast)
+    weights = weights_hash(backbone) if recipe.data.cache is not None else ""  # while each process has all of them
     backbone.model.requires_grad_(False)
     with accelerator.main_process_first():
         prepared = prepared_rows(recipe.data, backbone)
@@ -96,7 +94,8 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     batches = Batches(rows, recipe.batch, recipe.seed, rank=accelerator.process_index, world=accelerator.num_processes)
     head = first_head(recipe, method, backbone, rows)
     if recipe.data.cache is not None:
-        rows.cache = held_out.cache = _cache(recipe.data, backbone, Reads.of(head), prepared, accelerator)
+        reads = Reads.of(head)
+        rows.cache = held_out.cache = features_of(recipe.data, backbone, weights, reads, prepared, accelerator)
     autocast = fast if recipe.precision.autocast == "auto" else recipe.precision.autocast == "bf16"
     objective = Objective(head, recipe.loss, autocast=autocast)
     wrapped, optimizer = accelerator.prepare(objective, build_optimizer(head, recipe.optim))
@@ -186,20 +185,6 @@ def cache_features(recipe: Recipe, backbone: Backbone | None = None, *, restart:
     vocab = DraftVocab(None, config.vocab_size)
     with torch.device("meta"):  # its shape is all that is asked for
         reads = Reads.of(method(config, vocab))
-    return _cache(recipe.data, backbone, reads, prepared, accelerator, restart=restart, thorough=True)
-
-
-def _cache(
-    data: DataSettings, backbone: Backbone, reads: Reads, prepared: Rows, world: Any, **options: bool
-) -> FeatureCache:
-    """The features of all rows, trained on and held out; made if they are not there."""
-    assert data.cache is not None
-    rows = prepared.trimmed(data.max_length)
-    settings = settings_of(
-        backbone, rows, reads, store=data.cache_store, max_length=data.max_length, group_tokens=GROUP_TOKENS
+    return features_of(
+        recipe.data, backbone, weights_hash(backbone), reads, prepared, accelerator, restart=restart, thorough=True
     )
-    auto = cache_folder() / "features" / settings_hash(settings)
-    out = auto if data.cache == "auto" else Path(data.cache)
-    numbers = [rows.number(row) for row in range(len(rows))]
-    capture(backbone, rows, numbers, reads, settings, out, world=world, **options)
-    return FeatureCache(out, settings, dtype=backbone.dtype)
