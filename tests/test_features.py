@@ -27,8 +27,8 @@ from safetensors import safe_open
 
 import zoo
 from headstart import cli
+from headstart.data import answers, eight_bits
 from headstart.data import capture as capturing
-from headstart.data import eight_bits
 from headstart.data import regenerate as regenerating
 from headstart.data.capture import batches_of, capture, size_of
 from headstart.data.feature_key import Reads, settings_of, weights_hash
@@ -37,7 +37,7 @@ from headstart.data.regenerate import RegenerateSettings
 from headstart.errors import UserError
 from headstart.files import write_jsonl
 from headstart.heads.backbone import Backbone, Features
-from headstart.heads.methods import METHODS
+from headstart.heads.methods import TRAINABLE
 from headstart.training import cached as caching
 from headstart.training import setup as setting
 from headstart.training.batches import Rows, anchors, collate
@@ -417,7 +417,7 @@ def losses(recipe: Any, backbone: Backbone) -> tuple[torch.Tensor, dict[str, tor
     return found, {name: one.grad for name, one in setup.head.named_parameters() if one.grad is not None}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRAINABLE)
 @pytest.mark.parametrize("family", ["llama", "gemma"])
 def test_losses_and_gradients_are_those_of_online_features(
     tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch, method: str, family: str
@@ -450,7 +450,7 @@ def test_losses_and_gradients_are_those_of_online_features(
         torch.testing.assert_close(theirs[name], gradient, rtol=1e-4, atol=1e-4 * float(gradient.abs().max()))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRAINABLE)
 def test_a_run_on_cached_features_and_one_resumed(tmp_path: Path, prepared: Path, method: str) -> None:
     """Each method, cached: fresh runs end as those online, resumed ones bit for bit as the undisturbed."""
     backbone = zoo.backbone()
@@ -727,7 +727,7 @@ def test_features_after_kills_are_those_of_an_undisturbed_run(tmp_path: Path, mo
 def test_answers_after_kills_are_those_of_an_undisturbed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_jsonl(tmp_path / "prompts.jsonl", [{"messages": chat} for chat in zoo.chats(30)])
     backbone = zoo.backbone()
-    slowly(regenerating, "decode_group", monkeypatch)
+    slowly(answers, "decode_group", monkeypatch)
 
     def make(out: Path) -> None:
         settings = RegenerateSettings([str(tmp_path / "prompts.jsonl")], out, max_new_tokens=3, group=3)

@@ -240,7 +240,7 @@ def test_a_gradient_of_zero_stops_the_run(rows, tmp_path, monkeypatch):
 def test_rows_without_supervision_never_start(rows, tmp_path, monkeypatch):
     """B002, B163: before the first step."""
     empty = Rows.from_lists([[5] * 9] * 4, [[0] * 9] * 4)
-    monkeypatch.setattr("headstart.training.setup._rows", lambda data, backbone: empty)
+    monkeypatch.setattr("headstart.training.setup.prepared_rows", lambda data, backbone: empty)
     with pytest.raises(UserError, match="nothing to train on"):
         train(runs.recipe(tmp_path / "run", rows), backbone=zoo.backbone())
     assert not (tmp_path / "run").exists()
