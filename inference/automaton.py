@@ -28,11 +28,11 @@ class Writer:
     last: int = ROOT
     """The state of the whole text."""
     place: Place | None = None
-    """Its last `reach` tokens, whose suffixes are counted."""
+    """Its last `reach + 1` tokens, whose suffixes are counted: a match and what followed it."""
 
 
 class SuffixAutomaton:
-    """Texts, with the counts of all their substrings of up to `reach` tokens.
+    """Texts, with the counts of all their substrings of up to `reach` + 1 tokens.
 
     Args:
         reach: the longest suffix that is looked for.
@@ -48,7 +48,7 @@ class SuffixAutomaton:
     def write(self, writer: Writer, token: int) -> None:
         """The text of `writer` goes on with this token."""
         writer.last = self._extended(writer.last, token)
-        writer.place = self.follow(writer.place or Place(), token)
+        writer.place = self._follow(writer.place or Place(), token, self.reach + 1)
         self.tokens += 1
         state = writer.place.state
         while state != ROOT:
@@ -58,13 +58,16 @@ class SuffixAutomaton:
 
     def follow(self, place: Place, token: int) -> Place:
         """The longest suffix known of what stood at `place`, with this token behind it."""
+        return self._follow(place, token, self.reach)
+
+    def _follow(self, place: Place, token: int, most: int) -> Place:
         state, length = self.settled(place)
         while state != ROOT and token not in self.following[state]:
             state = self.links[state]
             length = self.lengths[state]
         if token not in self.following[state]:
             return Place()
-        grown = Place(self.following[state][token], min(length + 1, self.reach))
+        grown = Place(self.following[state][token], min(length + 1, most))
         return Place(*self.settled(grown))
 
     def settled(self, place: Place) -> tuple[int, int]:
@@ -87,10 +90,11 @@ class SuffixAutomaton:
         if state == ROOT:
             return []
         here = Place(state, length)
-        found = [(token, self.follow(here, token)) for token in self.following[state]]
-        found.sort(key=lambda item: (-self.counts[item[1].state], -self.latest[item[1].state]))
-        total = sum(self.counts[after.state] for _, after in found)
-        return [(token, self.counts[after.state] / total, after) for token, after in found]
+        # one token longer than any match, so that the whole match counts
+        found = [(token, self._follow(here, token, self.reach + 1).state) for token in self.following[state]]
+        found.sort(key=lambda item: (-self.counts[item[1]], -self.latest[item[1]]))
+        total = sum(self.counts[after] for _, after in found)
+        return [(token, self.counts[after] / total, self.follow(here, token)) for token, after in found]
 
     def _extended(self, last: int, token: int) -> int:
         """The state of a text that stood at state `last` and goes on with this token."""

@@ -185,11 +185,18 @@ class ModelDrafter(HeadDrafter):
 
 
 def same_tokens(ours: Any, theirs: Any) -> bool:
-    """Whether two tokenizers give every token that both have the same id; without one of them, it is taken for granted.
+    """Whether two tokenizers cut texts into the same ids; without one of them, that is taken for granted.
 
-    The larger may know tokens that the smaller lacks, at ids beyond those of the smaller.
+    Tokens that were added later, such as those of a chat template, may be missing in one of them.
     """
     if ours is None or theirs is None or ours is theirs:
         return True
-    small, large = sorted((ours.get_vocab(), theirs.get_vocab()), key=len)
-    return bool(small.items() <= large.items())
+    one, other = _trained(ours), _trained(theirs)
+    added, more = ours.get_added_vocab(), theirs.get_added_vocab()
+    return one == other and all(more.get(token, place) == place for token, place in added.items())
+
+
+def _trained(tokenizer: Any) -> dict[str, int]:
+    """Tokens and ids without those that were added later."""
+    added = tokenizer.get_added_vocab()
+    return {token: place for token, place in tokenizer.get_vocab().items() if token not in added}

@@ -179,13 +179,17 @@ def test_a_short_model_is_never_asked_beyond_its_end() -> None:
 
 def test_which_tokenizers_count_as_the_same() -> None:
     class Known:
-        def __init__(self, **ids: int) -> None:
-            self.ids = ids
+        def __init__(self, trained: str, **added: int) -> None:
+            self.trained, self.added = {token: place for place, token in enumerate(trained)}, added
 
         def get_vocab(self) -> dict[str, int]:
-            return self.ids
+            return self.trained | self.added
 
-    assert same_tokens(None, Known(a=0))
-    assert same_tokens(Known(a=0, b=1), Known(a=0, b=1, c=2))
-    assert not same_tokens(Known(a=0, b=1), Known(a=1, b=0))
-    assert not same_tokens(Known(a=0, b=1), Known(a=0, c=1, d=2))
+        def get_added_vocab(self) -> dict[str, int]:
+            return self.added
+
+    assert same_tokens(None, Known("ab"))
+    assert same_tokens(Known("ab", end=2), Known("ab", end=2, start=3))
+    assert not same_tokens(Known("ab", end=2), Known("ab", end=3))
+    assert not same_tokens(Known("ab"), Known("ba"))
+    assert not same_tokens(Known("ab"), Known("abc")), "ids that the smaller model has never seen"
