@@ -5,8 +5,12 @@ Nowhere else are they loaded by name. The rooms are imported inside the function
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from headstart.errors import UserError
 
 if TYPE_CHECKING:
     from headstart.heads.backbone import Backbone
@@ -82,10 +86,55 @@ def tokenizer_of(options: TokenizerOptions) -> Any:
 
 
 def drafter_of(name: str, backbone: Backbone) -> Any:
-    """What drafts: a head from its folder or Hub id, in the backbone's dtype; the name of a drafter without weights; or
-    None."""
-    if name in ("none", "ngram"):
-        return None if name == "none" else name
-    from headstart import load_head
+    """What drafts, by name: none, a name that `Generator` knows (ngram, suffix, exit:6, int8, hybrid:NAME), a causal LM
+    from its folder or built-in name, or a head from its folder or Hub id; weights in the backbone's dtype.
 
+    Raises:
+        UserError: there is none of this name.
+    """
+    from headstart import load_backbone, load_head
+    from headstart.inference.drafters import is_name
+    from headstart.inference.hybrid import Hybrid
+
+    if name == "none":
+        return None
+    kind, _, rest = name.partition(":")
+    if kind == "hybrid" and rest and not Path(name).exists():
+        second = drafter_of(rest, backbone)
+        if second is None:
+            raise UserError(
+                f"{name}: hybrid:NAME names what drafts where lookup knows nothing; for lookup alone, suffix"
+            )
+        return Hybrid("suffix", second)
+    if is_name(name) and not Path(name).exists():
+        return name
+    if _is_model(name):
+        return load_backbone(name, dtype=backbone.dtype, device=backbone.device)
     return load_head(name, backbone)
+
+
+def _is_model(name: str) -> bool:
+    """Whether a name stands for a whole causal LM; some heads carry the architecture of their backbone."""
+    from headstart.heads.fetch import BUILT_IN
+
+    if name in BUILT_IN:
+        return True
+    try:
+        config = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # whoever loads it says what is wrong
+    if not isinstance(config, dict) or {"draft_vocab_size", "speculators_model_type"} & config.keys():
+        return False
+    architecture = str((config.get("architectures") or [""])[0])
+    return architecture.endswith("ForCausalLM") and not _has_feature_layer(Path(name) / "model.safetensors")
+
+
+def _has_feature_layer(path: Path) -> bool:
+    """Whether the weights hold the layer that joins hidden states and embeddings in EAGLE-style heads."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as weights:
+            return any(key.endswith("fc.weight") and ".layers." not in key for key in weights.keys())  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return False  # in several files, say, as heads never are

@@ -23,7 +23,8 @@ class GenerateSettings:
     prompt: str
     """What to ask, as one user turn; - reads it from standard input."""
     head: str = "none"
-    """What drafts: the folder or Hub id of a head, ngram, or none (plain decoding). The answer is the same."""
+    """What drafts: the folder or Hub id of a head, the folder of a smaller model, ngram, suffix, exit:6 (its own first
+    layers), int8, hybrid:NAME, or none (plain decoding). The answer is the same."""
     tree: str | None = None
     """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all)."""
     max_new_tokens: int = 256

@@ -54,7 +54,8 @@ class BenchSettings:
     out: Path
     """Folder for report.md, report.json, report.png and rows.jsonl; the same command goes on with what is there."""
     head: str = "none"
-    """What drafts: the folder or Hub id of a head, ngram, or none (plain decoding in our loop)."""
+    """What drafts: the folder or Hub id of a head, the folder of a smaller model, ngram, suffix, exit:6 (its own first
+    layers), int8, hybrid:NAME, or none (plain decoding in our loop)."""
     tree: str | None = None
     """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all)."""
     max_new_tokens: int = 128

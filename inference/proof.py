@@ -42,7 +42,8 @@ class ProofSettings:
     """File of questions: Spec-Bench style (turns), HumanEval, GSM8K, prompts or chats in .jsonl or .json, or a .txt
     with a prompt a line; or `shipped`: those of the shipped conversations that recipes hold out."""
     head: str = "none"
-    """What drafts: the folder or Hub id of a head, ngram, or none (plain decoding in our loop)."""
+    """What drafts: the folder or Hub id of a head, the folder of a smaller model, ngram, suffix, exit:6 (its own first
+    layers), int8, hybrid:NAME, or none (plain decoding in our loop)."""
     tree: str | None = None
     """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all)."""
     out: Path | None = None

@@ -12,7 +12,8 @@ from torch import nn
 from ..heads import chat
 from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
-from .drafters import DEFAULT_LOOKUP, DEFAULT_SHAPE
+from .drafters import DEFAULT_LOOKUP, DEFAULT_SHAPE, modules_of
+from .hybrid import Hybrid
 from .tree import Chain
 
 
@@ -30,7 +31,7 @@ def setup_of(
         "weights": backbone.fingerprint(),
         "prompts": "as they stand" if raw else f"chat template {chat.fingerprint(backbone.tokenizer)['template']}",
         "drafter": _name(drafter, head),
-        "drafter_weights": weights_hash(drafter) if isinstance(drafter, nn.Module) else None,
+        "drafter_weights": " ".join(map(weights_hash, modules_of(drafter))) or None,
         "tree": _tree(drafter, tree),
         "max_new_tokens": max_new_tokens,
         "dtype": str(backbone.dtype).removeprefix("torch."),
@@ -56,6 +57,8 @@ def weights_hash(module: nn.Module) -> str:
 def _name(drafter: Any, name: str) -> str:
     if isinstance(drafter, DraftHead):
         return f"{name} ({drafter.method})"
+    if isinstance(drafter, Backbone | Hybrid):
+        return name
     return "none" if drafter is None else drafter if isinstance(drafter, str) else type(drafter).__name__
 
 
@@ -63,4 +66,4 @@ def _tree(drafter: Any, tree: str | None) -> str | None:
     """The form that is asked for, the usual one where none is."""
     if isinstance(drafter, DraftHead):
         return tree or str(DEFAULT_SHAPE)
-    return (tree or str(Chain(DEFAULT_LOOKUP))) if drafter == "ngram" else None
+    return (tree or str(Chain(DEFAULT_LOOKUP))) if drafter == "ngram" else tree

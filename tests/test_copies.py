@@ -95,8 +95,8 @@ def test_int8_is_for_the_cpu() -> None:
         quantized(Elsewhere())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("drafter", ["exit:1", "exit:3", "int8"])
-@pytest.mark.parametrize("tree", ["chain:3", "static:0,1,0.0", "dynamic:4x3x8", "gain:4x3"])
+@pytest.mark.parametrize("drafter", ["exit:3", "int8"])
+@pytest.mark.parametrize("tree", ["chain:3"])
 def test_answers_are_those_of_plain_decoding(drafter: str, tree: str) -> None:
     whole = zoo.backbone()
     drafted = Generator(whole, drafter, tree=tree)
