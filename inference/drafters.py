@@ -163,5 +163,5 @@ def _fitted(shape: Shape, head: DraftHead, noted: bool) -> Shape:
         return shape
     if noted:
         note = f"{shape} is deeper than the head, which drafts {head.max_depth} tokens: cut to that"
-        warnings.warn(note, stacklevel=4)
+        warnings.warn(note, stacklevel=5)
     return limited(shape, head.max_depth)

@@ -66,6 +66,7 @@ class Generator:
         self.backbone, self.rule = backbone, rule
         self._drafter, self._shape = drafter, parse_shape(tree) if isinstance(tree, str) else tree
         self._factories: dict[bool, Callable[[], Drafter]] = {}  # by whether drafts have to be chains
+        self._fitting: set[str] = set()  # rules that were found to go with the drafter
         self._modules = [backbone.model, *modules_of(drafter)]
         self._factory(rule)
 
@@ -162,12 +163,14 @@ class Generator:
         if chain not in self._factories:
             shape = chained(self._drafter, self._shape, rule) if chain else self._shape
             self._factories[chain] = drafter_factory(self.backbone, self._drafter, shape)
-        if law is not None and law.sampled and not isinstance(self._factories[chain](), SamplingDrafter):
+        asked = law is not None and law.sampled and rule not in self._fitting
+        if asked and not isinstance(self._factories[chain](), SamplingDrafter):
             name = self._drafter if isinstance(self._drafter, str) else type(self._drafter).__name__
             raise UserError(
                 f"rule={rule} judges drafts by the law they were drawn from, and the drafter {name} draws none; use "
                 "rule=match or rule=fixed, or a drafter with a method `sample`"
             )
+        self._fitting.add(rule)
         return self._factories[chain]
 
     def _runs(self, request: Request, stats: Stats) -> Iterator[list[int]]:

@@ -161,12 +161,19 @@ class Sampler:
         return scores[0]
 
     def drafted(self, logits: Tensor) -> Tensor:
-        """(B, V) logits of a drafter to (B, V) float64 on the CPU: the laws q that drafts are drawn from."""
+        """(B, V) logits of a drafter to (B, V) float64 on the CPU: the laws q that drafts are drawn from.
+
+        Raises:
+            UserError: they hold NaN.
+        """
         scores = logits.to(torch.float32)
         for processor in self.processors:
             if isinstance(processor, DRAFT_WARPERS):
                 scores = processor(None, scores)  # type: ignore[arg-type]
-        return scores.cpu().double().softmax(-1)
+        laws = scores.cpu().double().softmax(-1)
+        if not bool(laws.isfinite().all()):
+            raise UserError("the drafter's logits hold NaN, so nothing can be drawn from them: its weights are broken")
+        return laws
 
     def ended(self, text: Sequence[int]) -> bool:
         """Whether the text ends with its last token. Asked once for each emitted token, in order."""

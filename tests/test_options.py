@@ -161,6 +161,8 @@ CONSTRAINED: dict[str, dict[str, Any]] = {
     "bias": {"sequence_bias": {(7,): 4.0, (9, 9): -3.0}},
     "decay": {"exponential_decay_length_penalty": (5, 1.4), "eos_token_id": 9},
     "prefix": {"prefix_allowed_tokens_fn": lambda row, ids: [row, *range(3 + int(ids[-1]) % 7, 96, 7)]},
+    "encoder": {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 2},
+    "normal": {"renormalize_logits": True, "remove_invalid_values": True},
     "penalties": {"frequency_penalty": 0.8, "presence_penalty": 0.4},
     "all": {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "min_new_tokens": 3, "presence_penalty": 0.3},
 }
@@ -191,6 +193,13 @@ def test_processors_act_as_in_generate(name: str, form: str) -> None:
     sampled = {**options, "temperature": 1.0, "seed": 4}
     plain = Generator(backbone()).generate(prompt, **sampled).tokens
     assert drafted(prompt + plain, "half", form).generate(prompt, **sampled).tokens == plain
+
+
+def test_a_forced_beginning() -> None:
+    options = {"forced_bos_token_id": 7, "begin_suppress_tokens": list(range(50)), "max_new_tokens": 5, **NO_END}
+    for prompt in ([5], [5, 6]):
+        expected = own(backbone(), prompt, **options)
+        assert drafted(prompt + expected, "right", "chain").generate(prompt, **options).tokens == expected
 
 
 def test_the_prefix_function_is_told_which_prompt_it_is() -> None:

@@ -285,6 +285,25 @@ def test_at_temperature_0_every_rule_is_greedy(method: str, rule: str) -> None:
     assert generator.generate(prompt_of(13), max_new_tokens=NEW, temperature=0, **NO_END).tokens == expected
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_law_on_one_token_is_greedy_too(rule: str) -> None:
+    expected = own(backbone(), prompt_of(13), max_new_tokens=NEW, **NO_END)
+    generator = Generator(backbone(), head("llama", "eagle3"), rule=rule)
+    options = {"temperature": 1.0, "top_k": 1, "max_new_tokens": NEW, **NO_END}
+    assert generator.generate(prompt_of(13), **options).tokens == expected
+
+
+def test_a_broken_head_is_told() -> None:
+    broken = METHODS["medusa"].build(backbone())
+    with torch.no_grad():
+        for weight in broken.parameters():
+            weight.fill_(math.nan)
+    with pytest.raises(UserError, match="the drafter's logits hold NaN"):
+        Generator(backbone(), broken, rule="siblings").generate([5], temperature=1.0)
+    expected = own(backbone(), [5], max_new_tokens=5, **NO_END)
+    assert Generator(backbone(), broken).generate([5], max_new_tokens=5, **NO_END).tokens == expected
+
+
 SAMPLED: dict[str, Any] = {
     "temperature": 0.8,
     "top_p": 0.95,
