@@ -384,7 +384,9 @@ def killed(tmp_path: Path, settings: RegenerateSettings, kills: int) -> None:
             process.send_signal(signal.SIGKILL)
             assert process.wait() in (0, -signal.SIGKILL)
             done += process.returncode != 0
-            if out.exists():  # it was done before the kill: from the start again
+            if (
+                out.exists() and not (tmp_path / "killed.jsonl.parts").exists()
+            ):  # it was done before the kill: from the start again
                 for path in tmp_path.glob("killed.jsonl*"):
                     path.unlink()
         assert start().wait() == 0

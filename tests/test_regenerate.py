@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,3 +190,40 @@ def test_what_cannot_begin(writer: Backbone, settings: RegenerateSettings) -> No
     ):
         with pytest.raises(UserError, match=next(iter(changes))):
             replace(settings, **changes)
+
+
+def killed(writer: Backbone, settings: RegenerateSettings, kills: int) -> None:
+    """Kill sampled runs at random moments; in the end the file is that of an undisturbed run.
+
+    The runs are forks of this process, which has torch loaded already: most of their time they decode.
+    """
+    sampled = replace(settings, temperature=1.0, keep_cut=True, group=2)
+    start = time.monotonic()
+    regenerate(writer, replace(sampled, out=settings.out.with_name("undisturbed.jsonl")))
+    took, source, done, resumed = time.monotonic() - start, random.Random(3), 0, 0
+    parts = settings.out.with_name("out.jsonl.parts")
+    while done < kills:
+        child = os.fork()
+        if child == 0:
+            regenerate(writer, sampled)
+            os._exit(0)
+        time.sleep(source.random() * took / 2)
+        os.kill(child, signal.SIGKILL)
+        done += os.waitpid(child, 0)[1] != 0
+        resumed += 0 < len(list(parts.glob("[0-9]*"))) < 4
+        if settings.out.exists() and not parts.exists():  # it was done before the kill: from the start again
+            for path in settings.out.parent.glob("out.jsonl*"):
+                path.unlink()
+    regenerate(writer, sampled)
+    assert resumed
+    assert settings.out.read_bytes() == settings.out.with_name("undisturbed.jsonl").read_bytes()
+    assert not parts.exists()
+
+
+def test_two_kills(writer: Backbone, settings: RegenerateSettings) -> None:
+    killed(writer, settings, 2)
+
+
+@pytest.mark.slow
+def test_twenty_kills(writer: Backbone, settings: RegenerateSettings) -> None:
+    killed(writer, settings, 20)
