@@ -14,7 +14,7 @@ Letters: B rows, T positions, H hidden width, V vocabulary, N layers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +73,8 @@ class Backbone:
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config(decoder=True)
         self.name = name or str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+        self.hash: str | None = None
+        """Its fingerprint, once that cannot be taken any more because the layers are spread over processes."""
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
         self._decoder: nn.Module = find_decoder(model)
@@ -126,15 +128,24 @@ class Backbone:
         """(V,) bias of the output projection; None where it has none."""
         return getattr(self._projection, "bias", None)
 
+    @property
+    def decoder(self) -> nn.Module:
+        """The model without its output projection."""
+        return self._decoder
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """Its decoder layers."""
+        return self._layers
+
+    @property
+    def borrowed(self) -> tuple[nn.Module, ...]:
+        """What heads read outside a forward, and so has to be whole in every process: embedding, norm, projection."""
+        return self._embedding, self._norm, self._projection
+
     def fingerprint(self) -> str:
         """16 hex digits of the weights: a sample of each parameter, as bf16, whatever dtype they were loaded in."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(self.model.named_parameters()):
-            digest.update(f"{name}{tuple(weight.shape)}".encode())
-            flat = weight.detach().reshape(-1)
-            sample = flat[:: max(1, flat.numel() // 1024)].to(torch.bfloat16).float()
-            digest.update(sample.cpu().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return self.hash or fingerprint(sorted(self.model.named_parameters()))
 
     # -- running it ----------------------------------------------------------------------------------------------
 
@@ -324,6 +335,17 @@ def _behind(text: Sequence[int], ids: Tensor, ancestors: Tensor | None) -> tuple
     tree = causal(whole.shape[1], ids.device)
     tree[len(text) :, len(text) :] = ancestors
     return whole, tree
+
+
+def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
+    """`Backbone.fingerprint` of parameters with their names, in the order of these."""
+    digest = hashlib.sha256()
+    for name, weight in named:
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        flat = weight.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // 1024)].to(torch.bfloat16).float()
+        digest.update(sample.cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _keep_output(kept: dict[int, Tensor], k: int) -> Any:

@@ -58,10 +58,17 @@ class Manifest:
     """What the writer says of its training."""
 
 
-def save_head(head: DraftHead, folder: str | Path, *, provenance: Mapping[str, Any] | None = None) -> Path:
+def save_head(
+    head: DraftHead,
+    folder: str | Path,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Path:
     """Write a head, in the dtype it has; the folder appears whole, and takes the place of an older head.
 
     Args:
+        weights: its tensors by name, where the module itself holds pieces of them; None: those of the module.
         provenance: how it was trained, as JSON values; goes into the config and the card.
 
     Raises:
@@ -80,7 +87,9 @@ def save_head(head: DraftHead, folder: str | Path, *, provenance: Mapping[str, A
         versions={name: metadata.version(name) for name in ("headstart", "torch", "transformers")},
         provenance=dict(provenance or {}),
     )
-    tensors = {_outside(name): tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    tensors = {
+        _outside(name): tensor.detach().cpu().contiguous() for name, tensor in (weights or head.state_dict()).items()
+    }
     with whole_folder(folder) as part:
         try:
             save_file(tensors, part / _WEIGHTS, metadata={"format": "pt"})

@@ -21,6 +21,7 @@ def load_backbone(
     device: str | torch.device | None = None,
     revision: str | None = None,
     attention: str | None = None,
+    device_map: str | None = None,
     trust_remote_code: bool = False,
 ) -> Backbone:
     """A backbone from a built-in name, a folder, a Hub id, or a model already in memory.
@@ -30,6 +31,7 @@ def load_backbone(
         dtype: a torch dtype or its name ("bfloat16"); None keeps the stored one.
         device: where to put it; None leaves it on the CPU.
         attention: "sdpa" or "eager"; None lets transformers choose.
+        device_map: how accelerate spreads it over the devices of this machine ("auto"), in place of `device`.
 
     Raises:
         UserError: there is no such model or device, or the model cannot be loaded.
@@ -44,6 +46,8 @@ def load_backbone(
     _check_device(device)
     if attention is not None:
         options["attn_implementation"] = attention
+    if device_map is not None:
+        options["device_map"], device = device_map, None
     try:
         model = AutoModelForCausalLM.from_pretrained(_place(source), **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:

@@ -304,7 +304,7 @@ def test_a_checkpoint_says_where_the_run_stands(rows, tmp_path):
     state = json.loads((checkpoints.checkpoints(recipe.run)[-1] / "state.json").read_text())
     assert (state["step"], state["finished"]) == (1, False)
     assert state["tokens"] == runs.lines(recipe.run)[0]["tokens"]
-    assert state["facts"]["the number of processes"] == 1
+    assert (state["processes"], state["layout"]) == (1, "whole on each process")
 
 
 def test_a_full_disk_is_told_whatever_the_library_calls_it(tmp_path, monkeypatch):
@@ -316,5 +316,5 @@ def test_a_full_disk_is_told_whatever_the_library_calls_it(tmp_path, monkeypatch
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(UserError, match="step-000003: cannot be written, is the disk full"):
-        checkpoints.save(tmp_path, checkpoints.State(step=3), head, torch.optim.AdamW(head.parameters()), 1)
+        checkpoints.save(tmp_path, checkpoints.State(step=3), head.state_dict(), {}, 1)
     assert not checkpoints.checkpoints(tmp_path)

@@ -5,10 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -333,42 +329,3 @@ def test_a_tracker_that_is_not_installed_is_named(rows, tmp_path):
     missing = next(name for name in ("swanlab", "aim", "clearml", "comet_ml", "wandb") if name not in known)
     with pytest.raises(UserError, match=f"pip install {missing}"):
         train(runs.recipe(tmp_path / "run", rows, log__trackers=[missing]), backbone=zoo.backbone())
-
-
-# --- several processes ----------------------------------------------------------------------------------------------
-
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-import runs, torch, zoo
-from pathlib import Path
-from headstart.training.loop import train
-torch.set_num_threads(1)
-train(runs.recipe(Path({run!r}), Path({rows!r}), {method!r}, **{changes!r}), backbone=zoo.backbone())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", TRAINABLE)
-def test_two_processes_train_the_head_of_one(method, rows, tmp_path):
-    """B061, B064, G03: ten rows in steps of three, so that a process has now two rows, now one, now none."""
-    changes = {"batch__rows": 3, "evaluate__every": 2, "evaluate__prompts": 2}
-    alone = tmp_path / "alone"
-    train(runs.recipe(alone, rows, method, **changes), backbone=zoo.backbone())
-    run, script = tmp_path / "run", tmp_path / "script.py"
-    tests = str(Path(__file__).parent)
-    script.write_text(SCRIPT.format(tests=tests, run=str(run), rows=str(rows), method=method, changes=changes))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    subprocess.run(command, check=True, timeout=300, env=environment)
-    for name, weight in runs.weights(alone).items():
-        torch.testing.assert_close(runs.weights(run)[name], weight, rtol=1e-3, atol=1e-5)
-    assert runs.lines(run, "rows.jsonl") == runs.lines(alone, "rows.jsonl")
-    for one, other in zip(runs.lines(run), runs.lines(alone), strict=True):
-        one, other = one.get("held_out", one), other.get("held_out", other)
-        for name in ("lr", "loss", "accuracy", "tokens", "estimated_acceptance_length", "acceptance_length"):
-            assert (name in one) == (name in other)
-            assert name not in one or one[name] == pytest.approx(other[name], rel=1e-3), name
-    with pytest.raises(UserError, match="the number of processes changed since: was 2, is now 1"):
-        (run / "head" / "config.json").unlink()
-        train(runs.recipe(run, rows, method, **changes), backbone=zoo.backbone())

@@ -16,21 +16,27 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from ..errors import UserError
 from ..files import whole_folder, write_whole
-from ..heads.base import DraftHead
 from ..settings import dump_text
+from .layout import same_on_all
 from .recipe import Recipe, differences, load_recipe
+
+if TYPE_CHECKING:
+    from .setup import Setup
 
 RECIPE, HEAD = "recipe.yaml", "head"
 
@@ -50,6 +56,9 @@ class State:
     """The last evaluation."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What the run depends on besides its recipe."""
+    processes: int = 1
+    layout: str = ""
+    """Of the last sitting; another one may go on."""
 
 
 def open_run(recipe: Recipe, *, write: bool = True) -> None:
@@ -77,8 +86,12 @@ def open_run(recipe: Recipe, *, write: bool = True) -> None:
         write_whole(path, dump_text(recipe))
 
 
-def save(run: Path, state: State, head: DraftHead, optimizer: Any, keep: int) -> Path:
+def save(run: Path, state: State, weights: Mapping[str, Tensor], moments: Mapping[str, Any], keep: int) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`.
+
+    Args:
+        weights: the head's tensors, whole; they are read back before the checkpoint counts.
+        moments: the optimizer's state.
 
     Raises:
         UserError: the folder cannot be written; the checkpoints before stay as they are.
@@ -88,17 +101,41 @@ def save(run: Path, state: State, head: DraftHead, optimizer: Any, keep: int) ->
         write_whole(folder / "state.json", told)
         return folder
     with whole_folder(folder) as part:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
         try:
-            save_file(tensors, part / "head.safetensors")
-            torch.save(optimizer.state_dict(), part / "optimizer.pt")
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, part / "head.safetensors")
+            torch.save(moments, part / "optimizer.pt")
         except (RuntimeError, SafetensorError) as error:  # both libraries hide the system's own error, a full disk say
             reason = str(error).splitlines()[0]
             raise UserError(f"{folder}: cannot be written, is the disk full? ({reason})") from error
+        check_written(folder, load_file(part / "head.safetensors"), weights)
         (part / "state.json").write_text(told)
     for old in checkpoints(run)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def check_written(folder: Path, found: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    """What was read back has to be what was written.
+
+    Raises:
+        UserError: a tensor is missing, left over, of another shape, or of other values.
+    """
+    for name in sorted(found.keys() | weights.keys()):
+        one, other = found.get(name), weights.get(name)
+        if one is None or other is None or one.shape != other.shape or not _same(one, other):
+            shapes = [None if tensor is None else tuple(tensor.shape) for tensor in (other, one)]
+            raise UserError(
+                f"{folder}: {name} was written with shape {shapes[0]} and is read back otherwise ({shapes[1]})"
+            )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """In every bit, so that NaN is NaN."""
+    return (
+        torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+        if one.ndim
+        else bool(torch.equal(one, other))
+    )
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -117,15 +154,18 @@ def _state(folder: Path) -> State:
     return State(**json.loads((folder / "state.json").read_text()))
 
 
-def resume(run: Path, head: DraftHead, optimizer: Any, facts: Mapping[str, Any]) -> State:
-    """Load the newest checkpoint into head and optimizer; a fresh state if there is none.
+def resume(run: Path, setup: Setup) -> State:
+    """Load the newest checkpoint into head and optimizer; a fresh state if there is none. On all processes.
+
+    The number of processes and their layout may be others than before: rows, their order and the weight of each stay.
 
     Raises:
-        UserError: backbone, rows or number of processes are not those of the checkpoint, or it cannot be read.
+        UserError: backbone or rows are not those of the checkpoint, it cannot be read, or a process sees another one.
     """
-    found = checkpoints(run)
+    found, facts = checkpoints(run), setup.facts()
+    same_on_all(setup.accelerator, {f"the newest checkpoint in {run}": found[-1].name if found else "none"})
     if not found:
-        return State(facts=dict(facts))
+        return State(facts=facts, **_laid_out(setup))
     folder = found[-1]
     try:
         state = _state(folder)
@@ -141,9 +181,19 @@ def resume(run: Path, head: DraftHead, optimizer: Any, facts: Mapping[str, Any])
                 f"{folder}: {name} changed since: was {state.facts.get(name)}, is now {now}. Give the run what it was "
                 "begun with, or choose another folder (run=...)"
             )
-    head.load_state_dict(tensors, strict=True)
-    optimizer.load_state_dict(moments)
+    setup.layout.load_weights(setup.objective, tensors)
+    setup.layout.load_moments(moments)
+    for name, now in _laid_out(setup).items():
+        before = getattr(state, name)
+        if before != now and setup.accelerator.is_main_process:
+            told = f"{run}: {name} was {before}, is now {now}; rows and their order stay, sums may differ in the last digits"
+            print(told, file=sys.stderr)
+        setattr(state, name, now)
     return state
+
+
+def _laid_out(setup: Setup) -> dict[str, Any]:
+    return {"processes": setup.accelerator.num_processes, "layout": setup.layout.name}
 
 
 def remove_leftovers(run: Path) -> None:
@@ -153,10 +203,15 @@ def remove_leftovers(run: Path) -> None:
 
 
 class Interrupts:
-    """While it is open, the first Ctrl-C or SIGTERM is noted instead of ending the process; the second one ends it."""
+    """While it is open, the first Ctrl-C or SIGTERM is noted instead of ending the process; the second one ends it.
 
-    def __init__(self) -> None:
+    Args:
+        patience: seconds in which a second one is taken for the first, which a launcher hands on to its processes.
+    """
+
+    def __init__(self, patience: float = 0.0) -> None:
         self.signal: int | None = None
+        self.patience, self.until = patience, 0.0
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -171,8 +226,13 @@ class Interrupts:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        self._restore()
+        if self.signal is None:
+            self.signal, self.until = number, time.monotonic() + self.patience
+            if not self.patience:
+                self._restore()
+        elif time.monotonic() > self.until:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self.before.items():

@@ -19,6 +19,7 @@ from ..heads.backbone import Backbone
 from ..inference.generator import Generator
 from ..inference.stats import Stats, expected_tokens, merge
 from .batches import Batch, Rows, anchors, forwards
+from .layout import in_step
 from .objective import Objective
 from .setup import Setup
 
@@ -55,7 +56,7 @@ class Counts:
 def evaluate(setup: Setup) -> dict[str, Any]:
     """All figures on the held-out rows; empty if none are held out.
 
-    Each process takes its share of rows and prompts, and all know the sums.
+    Each process takes its share of rows and prompts, in step where the backbone is sharded, and all know the sums.
     """
     rows, wanted, accelerator = setup.held_out, setup.recipe.evaluate, setup.accelerator
     if not len(rows):
@@ -64,15 +65,24 @@ def evaluate(setup: Setup) -> dict[str, Any]:
     head, figures = setup.head, {}
     head.eval()
     try:
-        if wanted.rows:
-            mine = range(len(rows))[: wanted.rows][rank::world]
-            batches = forwards(rows, mine, setup.recipe.batch)
-            sums = count(setup.objective, (one.to(accelerator.device) for one in batches))
-            for name, value in vars(sums).items():
-                setattr(sums, name, accelerator.reduce(value.to(accelerator.device), "sum").cpu())
-            figures = sums.figures(setup.objective.shares.cpu())
-        if wanted.prompts:
-            figures |= _measured(setup, prompts(rows, wanted.prompts)[rank::world])
+        with setup.layout.whole():
+            if wanted.rows:
+                mine = range(len(rows))[: wanted.rows][rank::world]
+                batches = forwards(rows, mine, setup.recipe.batch)
+                with in_step(setup.layout, setup.backbone):
+                    sums = count(setup.objective, (one.to(accelerator.device) for one in batches))
+                for name, value in vars(sums).items():
+                    setattr(sums, name, accelerator.reduce(value.to(accelerator.device), "sum").cpu())
+                figures = sums.figures(setup.objective.shares.cpu())
+            if wanted.prompts:
+                with in_step(setup.layout, setup.backbone):
+                    stats = _measured(setup, prompts(rows, wanted.prompts)[rank::world])
+                stats = merge(_gathered(accelerator, stats))
+                figures |= {
+                    "tree": _tree(setup),
+                    "acceptance_length": stats.acceptance_length,
+                    "acceptance": stats.acceptance,
+                }
     finally:
         head.train()
     return figures
@@ -121,19 +131,20 @@ def prompts(rows: Rows, number: int) -> list[list[int]]:
     return found
 
 
-def _measured(setup: Setup, mine: Sequence[list[int]]) -> dict[str, Any]:
+def _measured(setup: Setup, mine: Sequence[list[int]]) -> Stats:
     """The head at work, greedily."""
-    wanted, depths = setup.recipe.evaluate, setup.objective.depths
-    tree = wanted.tree or f"chain:{depths}"
-    generator = Generator(setup.backbone, setup.head, tree=tree)
+    wanted = setup.recipe.evaluate
+    generator = Generator(setup.backbone, setup.head, tree=_tree(setup))
     room = setup.backbone.max_positions - wanted.max_new_tokens
-    stats = merge(
+    return merge(
         generator.generate(prompt, max_new_tokens=wanted.max_new_tokens, do_sample=False).stats
         for prompt in mine
         if len(prompt) <= room
     )
-    stats = merge(_gathered(setup.accelerator, stats))
-    return {"tree": tree, "acceptance_length": stats.acceptance_length, "acceptance": stats.acceptance}
+
+
+def _tree(setup: Setup) -> str:
+    return setup.recipe.evaluate.tree or f"chain:{setup.objective.depths}"
 
 
 def _gathered(accelerator: Any, stats: Stats) -> list[Stats]:

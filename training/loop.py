@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..heads.backbone import Backbone
-from ..heads.format import save_head
+from ..heads.format import load_head, save_head
 from . import checkpoints
 from .batches import Batch
 from .checkpoints import Interrupts, State
@@ -33,6 +32,7 @@ from .setup import Setup, set_up
 from .trouble import check_gradient, check_movement
 
 WATCHED = 10  # first steps, over which the loss has to move
+PATIENCE = 15.0  # seconds; a launcher repeats Ctrl-C to its processes, and ends them after 30
 
 
 def train(
@@ -65,7 +65,7 @@ def train(
             checkpoints.open_run(recipe)
             checkpoints.remove_leftovers(recipe.run)
         setup.accelerator.wait_for_everyone()
-        run = Run(setup, checkpoints.resume(recipe.run, setup.head, setup.optimizer, setup.facts()))
+        run = Run(setup, checkpoints.resume(recipe.run, setup))
         try:
             run.train()
         finally:
@@ -90,10 +90,10 @@ class Run:
         if state.step:
             epoch, number = self.setup.batches.place(state.step)
             self.log.say(f"{self.recipe.run}: going on behind step {state.step}, step {number} of epoch {epoch + 1}")
-        with Interrupts() as interrupts:
+        with Interrupts(PATIENCE if accelerator.num_processes > 1 else 0.0) as interrupts:
             while not state.finished:
                 batches = self.setup.batches.forwards(state.step)
-                seconds, stop, counts = self.agree(batches, bool(interrupts.signal))
+                seconds, stop, counts, forwards = self.agree(batches, bool(interrupts.signal))
                 if self.setup.schedule.over(state.step, seconds):
                     break
                 if stop:
@@ -101,17 +101,22 @@ class Run:
                     accelerator.wait_for_everyone()
                     self.log.say(f"{self.recipe.run}: saved at step {state.step}; the same command goes on from there")
                     raise SystemExit(128 + (interrupts.signal or 15))
-                self.step(batches, counts, seconds)
+                self.step(filled(batches, forwards if self.setup.layout.sharded else 0), counts, seconds)
             self.finish()
 
-    def agree(self, batches: Sequence[Batch], stop: bool) -> tuple[float, bool, Tensor]:
-        """Wall time of the run, whether to stop, and positions of the step by depth (D,): the same on all processes."""
+    def agree(self, batches: Sequence[Batch], stop: bool) -> tuple[float, bool, Tensor, int]:
+        """The same on all processes: wall time of the run, whether to stop, positions of the step by depth (D,), and
+        the most forwards that one of them makes.
+        """
         objective, accelerator = self.setup.objective, self.setup.accelerator
         seconds = time.monotonic() - self.clock if accelerator.is_main_process else 0.0
         counts = sum((objective.counts(batch) for batch in batches), torch.zeros(objective.depths))
-        own = torch.cat((torch.tensor([seconds, float(stop)]), counts))
-        agreed = accelerator.reduce(own.to(accelerator.device), "sum")
-        return float(agreed[0]), bool(agreed[1] > 0), agreed[2:].cpu()
+        forwards = torch.zeros(accelerator.num_processes)
+        forwards[accelerator.process_index] = len(batches)
+        own = torch.cat((torch.tensor([seconds, float(stop)]), counts, forwards))
+        agreed = accelerator.reduce(own.to(accelerator.device), "sum").cpu()
+        most = int(agreed[2 + objective.depths :].max())
+        return float(agreed[0]), bool(agreed[1] > 0), agreed[2 : 2 + objective.depths], most
 
     def step(self, batches: Sequence[Batch], counts: Tensor, seconds: float) -> None:
         """One optimizer step, and what is due behind it."""
@@ -164,11 +169,11 @@ class Run:
 
     def save(self, due: bool = False) -> None:
         """Write a checkpoint. One that was merely due may fail: the run goes on, and the next one is tried."""
-        self.state.seconds = time.monotonic() - self.clock
+        self.state.seconds, layout = time.monotonic() - self.clock, self.setup.layout
+        weights, moments = layout.weights(self.setup.objective), layout.moments()
         if self.setup.accelerator.is_main_process:
             try:
-                head, optimizer = self.setup.head, self.setup.optimizer
-                checkpoints.save(self.recipe.run, self.state, head, optimizer, self.recipe.save.keep)
+                checkpoints.save(self.recipe.run, self.state, weights, moments, self.recipe.save.keep)
             except UserError as error:
                 if not due:
                     raise
@@ -183,10 +188,19 @@ class Run:
                 self.evaluate()
             self.state.finished = True
             self.save()
+        weights = self.setup.layout.weights(self.setup.objective)
         if self.setup.accelerator.is_main_process:
-            folder, made = self.recipe.run / checkpoints.HEAD, provenance(self.setup, self.state)
-            save_head(self.setup.head, folder, provenance=made)
+            folder = self.recipe.run / checkpoints.HEAD
+            save_head(self.setup.head, folder, weights=weights, provenance=provenance(self.setup, self.state))
+            checkpoints.check_written(folder, load_head(folder).state_dict(), weights)
         self.setup.accelerator.wait_for_everyone()
+
+
+def filled(batches: Sequence[Batch], number: int) -> list[Batch]:
+    """As many batches; those that are added have a row of the last one, and nothing supervised."""
+    blank = batches[-1]
+    blank = Batch(blank.ids[-1:], torch.zeros_like(blank.mask[-1:]), blank.rows[-1:], 0)
+    return [*batches, *[blank] * (number - len(batches))]
 
 
 def optimize(
@@ -211,14 +225,10 @@ def optimize(
     for number, batch in enumerate(batches, 1):
         batch = batch.to(accelerator.device)
         features = setup.objective.features(batch)
-        with nullcontext() if number == len(batches) else accelerator.no_sync(setup.wrapped):
-            result = setup.wrapped(batch, features, scale)
-            accelerator.backward(result.total)
-        results.append(result)
-    norm = float(accelerator.clip_grad_norm_(setup.parameters, setup.recipe.optim.clip or float("inf")))
+        results.append(setup.layout.run(batch, features, scale, last=number == len(batches)))
+    norm = setup.layout.norm()
     check_gradient(setup, batches, norm, step)
-    setup.optimizer.step()
-    setup.optimizer.zero_grad()
+    setup.layout.step()
     return results, norm
 
 

@@ -230,6 +230,8 @@ class Recipe:
     """Of the head's first weights and the order of the rows."""
     revision: str | None = None
     """Branch, tag or commit of a backbone on the Hub."""
+    device_map: Literal["auto", "balanced", "sequential"] | None = None
+    """auto: one process spreads the backbone's layers over all GPUs, then over its memory; null: on one device."""
     data: DataSettings = field(default_factory=DataSettings)
     loss: LossSettings = field(default_factory=LossSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
@@ -247,7 +249,7 @@ class Recipe:
         _require(abs(self.seed) < 2**40, "seed", self.seed, "a number below 2 ** 40")
 
 
-FREE = ("run", "log", "save", "evaluate")
+FREE = ("run", "log", "save", "evaluate", "device_map")
 """Settings that leave the weights as they are, so that a run may go on with others."""
 
 

@@ -25,6 +25,7 @@ from ..inference.tree import parse_shape
 from ..settings import build
 from .batches import Batches, Rows, split
 from .cached import features_of
+from .layout import Layout, in_turns, layout_of, meet, same_on_all
 from .objective import Objective
 from .optimizer import build_optimizer
 from .recipe import Recipe
@@ -39,6 +40,7 @@ class Setup:
 
     recipe: Recipe
     accelerator: Any
+    layout: Layout
     backbone: Backbone
     rows: Rows
     """Trained on."""
@@ -47,9 +49,8 @@ class Setup:
     """Rows with nothing supervised within max_length."""
     head: DraftHead
     objective: Objective
-    wrapped: nn.Module
-    """The objective as it has to be called in training."""
     optimizer: Any
+    """As the layout made it."""
     batches: Batches
     schedule: Schedule
 
@@ -65,7 +66,6 @@ class Setup:
             **({"the cached features": cache.identity()} if cache else {}),
             "the backbone's weights": self.backbone.fingerprint(),
             "the rows trained on": self.rows.hash(),
-            "the number of processes": self.accelerator.num_processes,
         }
 
 
@@ -82,13 +82,14 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     if recipe.evaluate.tree is not None:
         parse_shape(recipe.evaluate.tree)  # said now, and not behind the last step
     accelerator = _accelerator(recipe)
-    device: torch.device = accelerator.device
-    fast = _fast_bf16(device)
-    backbone = backbone or _backbone(recipe, device, fast)
+    layout = layout_of(accelerator)
+    layout.check(recipe)
+    fast = _fast_bf16(accelerator.device)
+    backbone = backbone or layout.load(lambda device: _backbone(recipe, device, fast))
     weights = weights_hash(backbone) if recipe.data.cache is not None else ""  # while each process has all of them
     backbone.model.requires_grad_(False)
-    with accelerator.main_process_first():
-        prepared = prepared_rows(recipe.data, backbone)
+    layout.shard(backbone)
+    prepared = in_turns(accelerator, lambda: prepared_rows(recipe.data, backbone))
     trained, held = split(prepared.keys, recipe.data.held_out)
     rows, held_out = (prepared.select(part).trimmed(recipe.data.max_length) for part in (trained, held))
     batches = Batches(rows, recipe.batch, recipe.seed, rank=accelerator.process_index, world=accelerator.num_processes)
@@ -98,21 +99,23 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
         rows.cache = held_out.cache = features_of(recipe.data, backbone, weights, reads, prepared, accelerator)
     autocast = fast if recipe.precision.autocast == "auto" else recipe.precision.autocast == "bf16"
     objective = Objective(head, recipe.loss, autocast=autocast)
-    wrapped, optimizer = accelerator.prepare(objective, build_optimizer(head, recipe.optim))
-    return Setup(
+    layout.wrap(objective, build_optimizer(head, recipe.optim), recipe.optim.clip)
+    setup = Setup(
         recipe=recipe,
         accelerator=accelerator,
+        layout=layout,
         backbone=backbone,
         rows=rows,
         held_out=held_out,
         dropped=len(prepared) - len(rows) - len(held_out),
         head=head,
         objective=objective,
-        wrapped=wrapped,
-        optimizer=optimizer,
+        optimizer=layout.optimizer,
         batches=batches,
         schedule=Schedule(recipe.optim, recipe.optim.max_steps or batches.steps(recipe.optim.epochs)),
     )
+    same_on_all(accelerator, setup.facts())
+    return setup
 
 
 def _method(recipe: Recipe) -> type[DraftHead]:
@@ -143,6 +146,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 def _accelerator(recipe: Recipe) -> Any:
     from accelerate import Accelerator
 
+    meet()
     asked = recipe.log.trackers
     try:
         accelerator = Accelerator(mixed_precision="no", log_with=asked or None, project_dir=str(recipe.run))
@@ -164,10 +168,12 @@ def _fast_bf16(device: torch.device) -> bool:
     return any(getattr(torch.cpu, test, lambda: False)() for test in tests)
 
 
-def _backbone(recipe: Recipe, device: torch.device, fast: bool) -> Backbone:
+def _backbone(recipe: Recipe, device: torch.device | None, fast: bool) -> Backbone:
     name = recipe.precision.backbone
     dtype = ("bfloat16" if fast else "float32") if name == "auto" else name
-    return load_backbone(recipe.backbone, dtype=dtype, device=device, revision=recipe.revision)
+    return load_backbone(
+        recipe.backbone, dtype=dtype, device=device, revision=recipe.revision, device_map=recipe.device_map
+    )
 
 
 def cache_features(recipe: Recipe, backbone: Backbone | None = None, *, restart: bool = False) -> FeatureCache:
@@ -179,8 +185,7 @@ def cache_features(recipe: Recipe, backbone: Backbone | None = None, *, restart:
     method = _method(recipe)
     accelerator = _accelerator(recipe)
     backbone = backbone or _backbone(recipe, accelerator.device, _fast_bf16(accelerator.device))
-    with accelerator.main_process_first():
-        prepared = prepared_rows(recipe.data, backbone)
+    prepared = in_turns(accelerator, lambda: prepared_rows(recipe.data, backbone))
     config = build(method.config_class, {**method.config_class.facts(backbone), **recipe.head}, "head.{}".format)
     vocab = DraftVocab(None, config.vocab_size)
     with torch.device("meta"):  # its shape is all that is asked for

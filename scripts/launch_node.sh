@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Trains on one machine: one process for each GPU, by accelerate launch.
+#
+#   scripts/launch_node.sh [options] RECIPE [key=value ...]
+#
+# --config NAME    how the run is laid out: gpu, gpus, zero1, zero2, zero3 or fsdp (configs/accelerate-NAME.json), or
+#                  the path of an accelerate config (gpus; gpu where there is one process)
+# --processes N    how many processes (as many as there are GPUs)
+# --port N         port that the processes meet at; 0: a free one (0)
+# --cpu            on the processor, to try it out (2 processes)
+# --check          load everything, run one step, print what the run would be
+# --dry-run        print the command, and run nothing
+#
+# ACCELERATE   the accelerate to start with (that of .venv, else the one on the path)
+set -euo pipefail
+scripts=$(cd "$(dirname "$0")" && pwd)
+configs=$(dirname "$scripts")/configs
+
+fail() { echo "launch_node: $*; see $0 --help" >&2; exit 2; }
+
+config='' processes='' port=0 cpu='' dry='' check=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+    --config | --processes | --port)
+      [ $# -gt 1 ] || fail "$1 needs a value"
+      printf -v "${1#--}" %s "$2"
+      shift
+      ;;
+    --cpu) cpu=yes ;;
+    --check) check=(--check) ;;
+    --dry-run) dry=yes ;;
+    -*) fail "unknown option $1" ;;
+    *) break ;;
+  esac
+  shift
+done
+[ $# -gt 0 ] || fail "a recipe is missing"
+[[ $port =~ ^[0-9]+$ ]] || fail "--port is $port, no number"
+
+if [ -z "$processes" ]; then
+  if [ "$cpu" ]; then processes=2; else processes=$( (nvidia-smi -L 2>/dev/null || true) | grep -c . || true); fi
+fi
+[[ $processes =~ ^[1-9][0-9]*$ ]] || fail "no GPU was found (processes: $processes); name a number with --processes, or try --cpu"
+if [ -z "$config" ]; then
+  if [ "$processes" = 1 ]; then config=gpu; else config=gpus; fi
+fi
+file=$config
+[ -f "$file" ] || file=$configs/accelerate-$config.json
+[ -f "$file" ] || fail "no config $config in $configs, and no such file"
+
+accelerate=${ACCELERATE:-$(dirname "$scripts")/.venv/bin/accelerate}
+[ -x "$accelerate" ] || accelerate=accelerate
+threads=${OMP_NUM_THREADS:-1} environment=()
+if [ "$cpu" ]; then
+  # DeepSpeed has a switch of its own, and accelerate forgets DeepSpeed where it is told of the processor
+  environment=(ACCELERATE_USE_CPU=true "OMP_NUM_THREADS=$threads")
+  if grep -qi deepspeed "$file"; then environment=(DS_ACCELERATOR=cpu "OMP_NUM_THREADS=$threads"); fi
+fi
+command=("$accelerate" launch --config_file "$file" --num_processes "$processes" --num_cpu_threads_per_process "$threads")
+[ "$processes" = 1 ] || command+=(--main_process_port "$port")
+[ -z "$cpu" ] || [ "$processes" != 1 ] || [ "$config" != gpu ] || command+=(--cpu)
+command+=(-m headstart train "$@" ${check[@]+"${check[@]}"})
+if [ "$dry" ]; then
+  printf '%q ' ${environment[@]+"${environment[@]}"} "${command[@]}"
+  echo
+  exit
+fi
+exec env ${environment[@]+"${environment[@]}"} "${command[@]}"
