@@ -186,8 +186,8 @@ def resume(run: Path, setup: Setup) -> State:
     for name, now in _laid_out(setup).items():
         before = getattr(state, name)
         if before != now and setup.accelerator.is_main_process:
-            told = f"{run}: {name} was {before}, is now {now}; rows and their order stay, sums may differ in the last digits"
-            print(told, file=sys.stderr)
+            what = "rows and their order stay, sums may differ in the last digits"
+            print(f"{run}: {name} was {before}, is now {now}; {what}", file=sys.stderr)
         setattr(state, name, now)
     return state
 

@@ -72,7 +72,7 @@ class FsdpLayout(Layout):
     def run(self, batch: Any, features: Any, scale: Tensor, last: bool) -> Result:
         self.wrapped.set_requires_gradient_sync(last)
         result: Result = self.wrapped(batch, features, scale)
-        result.total.backward()
+        torch.autograd.backward(result.total)
         return result
 
     def norm(self) -> float:

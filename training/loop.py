@@ -92,8 +92,10 @@ class Run:
             self.log.say(f"{self.recipe.run}: going on behind step {state.step}, step {number} of epoch {epoch + 1}")
         with Interrupts(PATIENCE if accelerator.num_processes > 1 else 0.0) as interrupts:
             while not state.finished:
-                batches = self.setup.batches.forwards(state.step)
-                seconds, stop, counts, forwards = self.agree(batches, bool(interrupts.signal))
+                mine = self.setup.batches.forwards(state.step)
+                batches, counts, seconds, stop = agree(
+                    self.setup, mine, time.monotonic() - self.clock, bool(interrupts.signal)
+                )
                 if self.setup.schedule.over(state.step, seconds):
                     break
                 if stop:
@@ -101,22 +103,8 @@ class Run:
                     accelerator.wait_for_everyone()
                     self.log.say(f"{self.recipe.run}: saved at step {state.step}; the same command goes on from there")
                     raise SystemExit(128 + (interrupts.signal or 15))
-                self.step(filled(batches, forwards if self.setup.layout.sharded else 0), counts, seconds)
+                self.step(batches, counts, seconds)
             self.finish()
-
-    def agree(self, batches: Sequence[Batch], stop: bool) -> tuple[float, bool, Tensor, int]:
-        """The same on all processes: wall time of the run, whether to stop, positions of the step by depth (D,), and
-        the most forwards that one of them makes.
-        """
-        objective, accelerator = self.setup.objective, self.setup.accelerator
-        seconds = time.monotonic() - self.clock if accelerator.is_main_process else 0.0
-        counts = sum((objective.counts(batch) for batch in batches), torch.zeros(objective.depths))
-        forwards = torch.zeros(accelerator.num_processes)
-        forwards[accelerator.process_index] = len(batches)
-        own = torch.cat((torch.tensor([seconds, float(stop)]), counts, forwards))
-        agreed = accelerator.reduce(own.to(accelerator.device), "sum").cpu()
-        most = int(agreed[2 + objective.depths :].max())
-        return float(agreed[0]), bool(agreed[1] > 0), agreed[2 : 2 + objective.depths], most
 
     def step(self, batches: Sequence[Batch], counts: Tensor, seconds: float) -> None:
         """One optimizer step, and what is due behind it."""
@@ -196,11 +184,30 @@ class Run:
         self.setup.accelerator.wait_for_everyone()
 
 
-def filled(batches: Sequence[Batch], number: int) -> list[Batch]:
-    """As many batches; those that are added have a row of the last one, and nothing supervised."""
-    blank = batches[-1]
-    blank = Batch(blank.ids[-1:], torch.zeros_like(blank.mask[-1:]), blank.rows[-1:], 0)
-    return [*batches, *[blank] * (number - len(batches))]
+def agree(
+    setup: Setup, batches: Sequence[Batch], seconds: float = 0.0, stop: bool = False
+) -> tuple[list[Batch], Tensor, float, bool]:
+    """What all processes have to know of a step before its first forward. On all processes.
+
+    Args:
+        batches: of this process.
+        seconds: that the run has taken; those of the first process count.
+        stop: whether to end the run; one process is enough.
+
+    Returns:
+        The batches, filled up with empty ones where all processes have to make as many forwards; the positions of the
+        step by depth (D,); seconds; whether to stop.
+    """
+    objective, accelerator = setup.objective, setup.accelerator
+    counts = sum((objective.counts(batch) for batch in batches), torch.zeros(objective.depths))
+    forwards = torch.zeros(accelerator.num_processes)
+    forwards[accelerator.process_index] = len(batches)
+    own = torch.tensor([seconds if accelerator.is_main_process else 0.0, float(stop)])
+    agreed = accelerator.reduce(torch.cat((own, counts, forwards)).to(accelerator.device), "sum").cpu()
+    most = int(agreed[2 + objective.depths :].max()) if setup.layout.sharded else 0
+    blank = Batch(batches[-1].ids[-1:], torch.zeros_like(batches[-1].mask[-1:]), batches[-1].rows[-1:], 0)
+    filled = [*batches, *[blank] * (most - len(batches))]
+    return filled, agreed[2 : 2 + objective.depths], float(agreed[0]), bool(agreed[1] > 0)
 
 
 def optimize(

@@ -17,7 +17,7 @@ from ..progress import duration
 from . import checkpoints
 from .batches import Batch
 from .log import memory
-from .loop import optimize
+from .loop import agree, optimize
 from .recipe import Recipe, load_recipe
 from .setup import Setup, set_up
 
@@ -68,7 +68,7 @@ def told(sheet: Mapping[str, Any]) -> str:
 
 def _timed(setup: Setup, batches: list[Batch], step: int) -> float:
     """Seconds of a step."""
-    counts = sum((setup.objective.counts(batch) for batch in batches), torch.zeros(setup.objective.depths))
+    batches, counts, *_ = agree(setup, batches)
     began = time.monotonic()
     optimize(setup, batches, counts, setup.schedule.lr(step + 1, 0.0), step)
     return time.monotonic() - began
