@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,6 +67,7 @@ def capture(
     out: Path,
     *,
     world: World | None = None,
+    together: Callable[[], AbstractContextManager[None]] = nullcontext,
     restart: bool = False,
     thorough: bool = False,
 ) -> None:
@@ -77,6 +78,7 @@ def capture(
         numbers: of the rows, by which they are found again.
         settings: of `settings_of`.
         restart: replace other features that are there, finished or not.
+        together: what the forwards of the backbone run in, where one waits for all processes.
         thorough: if they are there, read them whole and compare their hashes.
 
     Raises:
@@ -98,7 +100,7 @@ def capture(
         world.wait_for_everyone()
         mine = missing[world.process_index :: world.num_processes]
         done = sum(len(groups[group]) for group in set(range(len(groups))) - set(missing))
-        with Progress(len(rows), "rows", "features", done=done, enabled=first) as progress:
+        with Progress(len(rows), "rows", "features", done=done, enabled=first) as progress, together():
             for group in mine:
                 _write(backbone, rows, numbers, groups[group], reads, settings, parts, group)
                 progress.advance(len(groups[group]) * world.num_processes)

@@ -16,7 +16,7 @@ from .recipe import DataSettings
 
 
 def features_of(
-    data: DataSettings, backbone: Backbone, weights: str, reads: Reads, prepared: Rows, world: Any, **options: bool
+    data: DataSettings, backbone: Backbone, weights: str, reads: Reads, prepared: Rows, world: Any, **options: Any
 ) -> FeatureCache:
     """The features that `data.cache` names, of rows trained on and held out; every process calls it.
 

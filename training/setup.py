@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from ..inference.tree import parse_shape
 from ..settings import build
 from .batches import Batches, Rows, split
 from .cached import features_of
-from .layout import Layout, in_turns, layout_of, meet, same_on_all
+from .layout import Layout, in_step, in_turns, layout_of, meet, same_on_all
 from .objective import Objective
 from .optimizer import build_optimizer
 from .recipe import Recipe
@@ -95,8 +96,10 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     batches = Batches(rows, recipe.batch, recipe.seed, rank=accelerator.process_index, world=accelerator.num_processes)
     head = first_head(recipe, method, backbone, rows)
     if recipe.data.cache is not None:
-        reads = Reads.of(head)
-        rows.cache = held_out.cache = features_of(recipe.data, backbone, weights, reads, prepared, accelerator)
+        reads, together = Reads.of(head), partial(in_step, layout, backbone)
+        rows.cache = held_out.cache = features_of(
+            recipe.data, backbone, weights, reads, prepared, accelerator, together=together
+        )
     autocast = fast if recipe.precision.autocast == "auto" else recipe.precision.autocast == "bf16"
     objective = Objective(head, recipe.loss, autocast=autocast)
     layout.wrap(objective, build_optimizer(head, recipe.optim), recipe.optim.clip)

@@ -45,6 +45,11 @@ class ZeroLayout(Layout):
             )
         if recipe.device_map:
             raise UserError(f"device_map is {recipe.device_map}, and {self.name} spreads the backbone its own way")
+        if recipe.data.cache is not None and self.sharded:
+            raise UserError(
+                f"data.cache is {recipe.data.cache}, and in stage 3 no process has all weights, by which features are "
+                "told apart: use stage 2 (cached features spare the backbone in training), FSDP, or leave data.cache out"
+            )
 
     # -- the backbone --------------------------------------------------------------------------------------------
 
