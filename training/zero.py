@@ -48,7 +48,7 @@ class ZeroLayout(Layout):
         if recipe.data.cache is not None and self.sharded:
             raise UserError(
                 f"data.cache is {recipe.data.cache}, and in stage 3 no process has all weights, by which features are "
-                "told apart: use stage 2 (cached features spare the backbone in training), FSDP, or leave data.cache out"
+                "told apart: use stage 2 (cached features spare the backbone in training) or FSDP, or no data.cache"
             )
 
     # -- the backbone --------------------------------------------------------------------------------------------
