@@ -32,7 +32,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..files import whole_folder, write_whole
 from ..settings import dump_text
-from .layout import same_on_all
+from .processes import same_on_all
 from .recipe import Recipe, differences, load_recipe
 
 if TYPE_CHECKING:

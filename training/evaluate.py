@@ -19,8 +19,8 @@ from ..heads.backbone import Backbone
 from ..inference.generator import Generator
 from ..inference.stats import Stats, expected_tokens, merge
 from .batches import Batch, Rows, anchors, forwards
-from .layout import in_step
 from .objective import Objective
+from .processes import in_step
 from .setup import Setup
 
 LOGITS = 1 << 24  # full-vocabulary logits held at a time

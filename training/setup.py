@@ -26,9 +26,10 @@ from ..inference.tree import parse_shape
 from ..settings import build
 from .batches import Batches, Rows, split
 from .cached import features_of
-from .layout import Layout, in_step, in_turns, layout_of, meet, same_on_all
+from .layout import Layout
 from .objective import Objective
 from .optimizer import build_optimizer
+from .processes import in_step, in_turns, layout_of, meet, same_on_all
 from .recipe import Recipe
 from .rows import prepared_rows
 from .schedule import Schedule
