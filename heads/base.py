@@ -101,7 +101,7 @@ class DraftHead(nn.Module):
     """False: a method for decoding only, whose `unroll` raises."""
     regresses: bool = False
     """Whether what `unroll` yields at depth d guesses `Features.last` at t + 1 + d: then losses on features fit."""
-    whole_last: ClassVar[bool] = True
+    whole_last: bool = True
     """Whether training reads `Features.last` at every position up to an anchor; False: at the anchors alone."""
 
     def __init__(self, config: HeadConfig, vocab: DraftVocab | None = None) -> None:

@@ -97,6 +97,7 @@ class Hydra(DraftHead):
         super().__init__(config, vocab)
         self.max_depth = config.num_heads
         width, prefix, own = config.hidden_size, config.head_arch == "prefix-mlp", config.projection == "own"
+        self.whole_last = prefix
         self.heads = nn.ModuleList(
             nn.Sequential(JoiningBlock(width, d + 2), *(ResidualBlock(width) for _ in range(config.num_blocks - 1)))
             for d in range(config.num_heads)

@@ -31,12 +31,15 @@ from headstart.data import answers, eight_bits
 from headstart.data import capture as capturing
 from headstart.data import regenerate as regenerating
 from headstart.data.capture import batches_of, capture, size_of
+from headstart.data.chats import read_chats
 from headstart.data.feature_key import Reads, settings_of, weights_hash
 from headstart.data.features import HEADER, FeatureCache, read_header
 from headstart.data.regenerate import RegenerateSettings
 from headstart.errors import UserError
-from headstart.files import write_jsonl
+from headstart.files import cache_folder, write_jsonl
+from headstart.heads import chat
 from headstart.heads.backbone import Backbone, Features
+from headstart.heads.load import load_backbone
 from headstart.heads.methods import TRAINABLE
 from headstart.training import cached as caching
 from headstart.training import setup as setting
@@ -44,6 +47,7 @@ from headstart.training.batches import Rows, anchors, collate
 from headstart.training.loop import train
 from headstart.training.setup import cache_features, set_up
 
+SMOLLM2 = cache_folder() / "backbones" / "smollm2-135m"
 TAPS = Reads((0, 2, 4), whole_last=False)
 LENGTHS = (3, 40, 7, 18, 5, 31, 12, 9)
 
@@ -266,6 +270,43 @@ def test_eight_bits_halve_it_and_stay_close(tmp_path: Path) -> None:
     assert other.taps is not None
     for ours, theirs in ((one.last, other.last), (one.taps, other.taps)):
         assert (ours - theirs).norm() < 0.015 * theirs.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="not in the cache yet: headstart fetch smollm2-135m")
+def test_features_of_smollm2_and_their_eight_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hidden states that reach 24,000: equal to 1e-6 of a row's largest value, and in eight bits the rest survives."""
+    monkeypatch.setenv("HEADSTART_CACHE", str(SMOLLM2.parent.parent))
+    backbone = load_backbone("smollm2-135m", dtype="float32")
+    ids = [chat.encode(backbone.tokenizer, one.messages) for one in read_chats(["shipped"])[0][:6]]
+    mask = [[int(at > len(one) // 3) for at in range(len(one))] for one in ids]
+    rows = replace(Rows.from_lists(ids, mask).trimmed(160), numbers=None)
+    reads = Reads((2, 15, 27), whole_last=True)
+    exact = made(tmp_path / "exact", backbone, rows, reads, 600)
+    eight = made(tmp_path / "eight", backbone, rows, reads, 600, store="int8")
+    largest = 0.0
+    for side, order in (("right", [[row] for row in range(len(rows))]), ("left", [[4, 1, 5], [0, 3, 2]])):
+        for part in order:
+            for row, (taps, last) in zip(part, stock(backbone, rows, part, side, reads.taps), strict=True):
+                text, at = reads.positions(rows[row][1])
+                found = read(exact, rows, [row])
+                assert found.taps is not None
+                scale = float(taps.abs().max())
+                largest = max(largest, scale)
+                assert (found.taps[0, :text] - taps[:text]).abs().max() <= 1e-6 * scale
+                assert (found.last[0, at] - last[at]).abs().max() <= 1e-6 * scale
+    assert largest > 10_000
+    for row in range(len(rows)):
+        text, at = reads.positions(rows[row][1])
+        true, seen = read(exact, rows, [row]), read(eight, rows, [row])
+        assert true.taps is not None
+        assert seen.taps is not None
+        states, close = (one.taps[0, :text].reshape(-1, 576) for one in (true, seen))
+        rest = torch.ones_like(states).scatter(-1, states.abs().topk(4, -1).indices, 0)
+        assert (((close - states) * rest).norm(dim=-1) <= 0.04 * (states * rest).norm(dim=-1)).all()
+        with torch.no_grad():
+            p, q = (backbone.logits(one.last[0, at]).log_softmax(-1) for one in (true, seen))
+        assert (p.exp() * (p - q)).sum(-1).mean() < 2e-3  # nats
 
 
 # --- stale, or not --------------------------------------------------------------------------------------------------
