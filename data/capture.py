@@ -20,10 +20,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..files import file_hash, whole_file, write_whole
 from ..heads.backbone import Backbone
 from ..progress import Progress
@@ -148,8 +149,13 @@ def _write(
     tensors = _captured(backbone, [rows[row] for row in group], reads, settings["store"])
     tensors["rows"] = torch.tensor([numbers[row] for row in group], dtype=torch.int32)
     with whole_file(path) as temporary:
-        # one key: the order of several would change from run to run
-        save_file(tensors, temporary, metadata={"headstart": json.dumps(settings)})
+        try:  # one key: the order of several would change from run to run
+            save_file(tensors, temporary, metadata={"headstart": json.dumps(settings)})
+        except SafetensorError as error:  # which hides the system's own
+            raise UserError(
+                f"{path}: cannot be written, is the disk full? ({first_line(error)}). What is there stays; the same "
+                "command goes on from it"
+            ) from None
         note = Shard(path.name, temporary.stat().st_size, file_hash(temporary), tensors["rows"].tolist())
     write_whole(_note(parts, number), json.dumps(asdict(note)))
 
@@ -263,6 +269,8 @@ def _open_parts(out: Path, settings: Mapping[str, Any], thorough: bool, restart:
     if (parts / HEADER).is_file():  # killed between the header and the new name, or while it was taken apart
         _take_apart(parts, thorough=True)
     elif read_header(out) is not None:
+        if parts.exists():
+            raise UserError(f"{parts}: unfinished features are there beside damaged ones in {out}; remove one of them")
         os.replace(out, parts)
         _take_apart(parts, thorough)
     before = _settings_there(parts)

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import runs
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 import zoo
 from headstart import cli
@@ -658,6 +658,26 @@ def test_a_killed_finish_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Backbone, "forward", lambda *_, **__: pytest.fail("asked again"))
     made(out, backbone, rows)
     assert bytes_of(out) == bytes_of(tmp_path / "whole")
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, rows, plain, calls = zoo.backbone(), texts(), capturing.save_file, []
+
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        calls.append(path)
+        if len(calls) == 3:
+            path.write_bytes(b"half of it")
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        plain(tensors, path, metadata)
+
+    monkeypatch.setattr(capturing, "save_file", full)
+    with pytest.raises(UserError, match=r"000002\.safetensors: cannot be written, is the disk full.*No space left"):
+        made(tmp_path / "f", backbone, rows)
+    made(tmp_path / "f", backbone, rows)
+    assert len(calls) == len({str(path) for path in calls}) + 1
+    monkeypatch.undo()
+    made(tmp_path / "whole", backbone, rows)
+    assert bytes_of(tmp_path / "f") == bytes_of(tmp_path / "whole")
 
 
 def test_restart_replaces_ours_and_nothing_else(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def features_of(
         backbone, weights, rows, reads, store=data.cache_store, max_length=data.max_length, group_tokens=GROUP_TOKENS
     )
     auto = cache_folder() / "features" / settings_hash(settings)
-    out = auto if data.cache == "auto" else Path(data.cache)
+    out = auto if data.cache == "auto" else Path(data.cache).expanduser().absolute()
     numbers = [rows.number(row) for row in range(len(rows))]
     capture(backbone, rows, numbers, reads, settings, out, world=world, **options)
     return FeatureCache(out, settings, dtype=backbone.dtype)
