@@ -42,6 +42,7 @@ def test_the_first_layers_give_what_they_give_in_the_whole(family: str) -> None:
     for depth in (1, 2, 3):
         short = shallow(whole, depth)
         hidden = whole.forward(IDS, taps=(depth,)).taps
+        assert (short.num_layers, len(getattr(short.config, "layer_types", None) or range(depth))) == (depth, depth)
         torch.testing.assert_close(short.forward(IDS).last, whole.norm(hidden), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(short.logits(short.forward(IDS).last), whole.logits(whole.norm(hidden)))
         assert {id(w) for w in short.model.parameters()} <= {id(w) for w in whole.model.parameters()}, "no weight twice"

@@ -98,6 +98,9 @@ def test_rules_for_drawn_drafts_take_draft_models(drafter: str, rule: str) -> No
     assert len(found.tokens) == 40
     if drafter == "twin" and rule != "siblings":
         assert found.stats.accepted == found.stats.offered, "p is q: every draft is accepted"
+    fewer = zoo.backbone(seed=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=80)
+    drawn = Generator(backbone(), fewer, rule=rule).generate([90, 95], max_new_tokens=20, temperature=1.0, **NO_END)
+    assert len(drawn.tokens) == 20, "q is zero where the draft model has no token"
     with pytest.raises(UserError, match="gain:3x3"):
         Generator(backbone(), DRAFTERS[drafter](), tree="gain:3x3", rule="siblings").generate(
             [5], max_new_tokens=9, temperature=1.0, **NO_END

@@ -123,6 +123,8 @@ def test_drafts_of_a_knowing_model_are_the_true_tokens(ours: str, theirs: str) -
         guess = list(tree.tokens[1:])
         words = tokenizer.decode([*text[:at], *guess]).rstrip("\ufffd")
         assert TEXT.startswith(words), "the text of the drafts is the true one"
+        sign = ids_of(ours, "\ufffd")[-2:]  # what stands for a broken character is no text to draft
+        assert all(guess[place : place + len(sign)] != sign for place in range(len(guess)))
         marks = [place for place, token in enumerate(tokenizer.convert_ids_to_tokens(guess)) if token[0] in "Ġ▁"]
         complete = marks[-1] if marks else 0
         assert guess[:complete] == text[at : at + complete]
