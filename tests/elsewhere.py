@@ -146,7 +146,9 @@ def generation() -> None:
     moved.model.to(NAME)
     assert moved.device.type == NAME
     trees = ("chain:3", "static:0,1,0.0,1.0", "dynamic:3x2x5")
-    sides = [Generator(moved), Generator(moved, "ngram")]
+    sides = [Generator(moved), Generator(moved, "ngram"), Generator(moved, "suffix")]
+    sides += [Generator(moved, "exit:1", tree=tree) for tree in ("chain:3", "dynamic:3x3x6", "gain:3x3")]
+    sides += [Generator(moved, "hybrid:exit:1")]
     sides += [Generator(moved, head, tree=tree) for head in heads.values() for tree in trees]
     for side in sides:
         assert [side.generate(torch.tensor(prompt), **options).tokens for prompt in prompts] == expected
