@@ -31,7 +31,7 @@ def batch_of(lengths, width=None, seed=0, replies=True):
     return Batch(ids, mask, list(range(len(lengths))), sum(lengths))
 
 
-METHODS = {name: method for name, method in methods.METHODS.items() if method.trainable}
+METHODS = methods.TRAINABLE
 ALL = [(method, name) for method in METHODS for name in LOSSES]
 
 
@@ -260,6 +260,33 @@ def test_depths_that_would_leave_a_head_untrained_or_without_one_are_refused(dep
     with pytest.raises(UserError, match=rf"loss.depths is {depths}; the medusa head has 3 depths"):
         objective_of("medusa", depths=depths)
     assert objective_of("eagle3", depths=depths).depths == depths
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_positions_with_a_label_are_computed(method):
+    """Prompts lend keys and values (and the features these are made of), and nothing else is done for them."""
+    objective = objective_of(method, draft_vocab=40)
+    batch = batch_of([40, 30])
+    batch.mask[:, :25] = False
+    features = objective.features(batch)
+    asked = sum(len(at) for at in anchors(batch.mask, 3))
+    rows = {}
+
+    def told(name):
+        def hook(module, inputs, output):
+            rows[name] = rows.get(name, 0) + output.shape[:-1].numel()
+
+        return hook
+
+    for name, module in objective.head.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(told(name))
+    objective(batch, features, torch.ones(3)).total.backward()
+    assert rows
+    lent = ("k_proj", "v_proj", "fc")
+    for name, number in rows.items():
+        assert number <= (batch.ids.numel() + asked if name.endswith(lent) else asked), name
+    assert asked < batch.ids.numel()
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
