@@ -1,0 +1,15 @@
+"""`python -m speculators.train` on a CPU: the places that take a GPU for granted are told otherwise; nothing else."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+import speculators.train.trainer as trainer
+import torch
+
+torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cpu")
+torch.accelerator.synchronize = lambda *_, **__: None
+trainer.get_local_rank = lambda: "cpu"  # what the model and each batch are moved to
+sys.argv[0] = "speculators.train"
+runpy.run_module("speculators.train", run_name="__main__")
