@@ -75,6 +75,8 @@ class Backbone:
         self.name = name or str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
         self.hash: str | None = None
         """Its fingerprint, once that cannot be taken any more because the layers are spread over processes."""
+        self.adapter = ""
+        """Hash of the one that was taken into the weights, if any: see adapter.py."""
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
         self._decoder: nn.Module = find_decoder(model)

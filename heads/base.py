@@ -63,6 +63,8 @@ class HeadConfig:
     """Fingerprint of its tokenizer; empty where there was none."""
     template_hash: str = ""
     """Fingerprint of its chat template."""
+    adapter_hash: str = ""
+    """Hash of the adapter beside the head, if it was trained on a backbone which that one changes (Medusa-2)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.draft_vocab_size <= self.vocab_size:
@@ -76,7 +78,7 @@ class HeadConfig:
             "vocab_size": backbone.vocab_size,
             "draft_vocab_size": backbone.vocab_size,
             "num_layers": backbone.num_layers,
-            "backbone": _plain_name(backbone.name),
+            "backbone": plain_name(backbone.name),
             "backbone_hash": backbone.fingerprint(),
             **_fingerprints(backbone),
         }
@@ -243,6 +245,6 @@ def _fingerprints(backbone: Backbone) -> dict[str, str]:
     return {f"{part}_hash": value for part, value in chat.fingerprint(backbone.tokenizer).items()}
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """A folder by its last part: files that travel name no paths of one machine."""
     return Path(name).name if Path(name).is_absolute() or name.startswith((".", "~")) else name

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from torch import Tensor
 from ..errors import UserError, first_line
 from ..files import whole_folder, write_whole
 from ..settings import build, dump
+from .adapter import FOLDER as ADAPTER
+from .adapter import Adapter, apply
 from .backbone import Backbone
 from .base import DraftHead, HeadConfig
 from .methods import METHODS
@@ -64,17 +66,25 @@ def save_head(
     *,
     weights: Mapping[str, Tensor] | None = None,
     provenance: Mapping[str, Any] | None = None,
+    adapter: Adapter | None = None,
 ) -> Path:
     """Write a head, in the dtype it has; the folder appears whole, and takes the place of an older head.
 
     Args:
         weights: its tensors by name, where the module itself holds pieces of them; None: those of the module.
         provenance: how it was trained, as JSON values; goes into the config and the card.
+        adapter: on the backbone that it was trained on; lies beside it in a folder `adapter`.
 
     Raises:
         UserError: the folder cannot be written, or holds something else.
     """
     folder = Path(folder)
+    if head.config.adapter_hash and not adapter:
+        raise UserError(
+            f"{folder}: the head was trained with adapter {head.config.adapter_hash} on the backbone, and cannot be "
+            "saved without it: save_head(..., adapter=...)"
+        )
+    config = replace(head.config, adapter_hash=adapter.hash()) if adapter else head.config
     strange = sorted(path.name for path in folder.iterdir() if path.name not in _FILES) if folder.is_dir() else []
     if strange:
         raise UserError(f"{folder}: holds {_some(strange)}, which a head would replace; give a new or empty folder")
@@ -82,7 +92,7 @@ def save_head(
         format=FORMAT,
         format_version=VERSION,
         method=head.method,
-        config=dump(head.config),
+        config=dump(config),
         layer_ids=LAYER_IDS,
         versions={name: metadata.version(name) for name in ("headstart", "torch", "transformers")},
         provenance=dict(provenance or {}),
@@ -97,6 +107,8 @@ def save_head(
             raise UserError(f"{folder}: cannot be written ({error})") from error
         write_whole(part / _CONFIG, json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
         write_whole(part / _CARD, _card(manifest))
+        if adapter:
+            adapter.save(part / ADAPTER)
     return folder
 
 
@@ -107,6 +119,7 @@ def load_head(
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
     revision: str | None = None,
+    adapter: bool | None = None,
 ) -> DraftHead:
     """A head from a folder or a Hub id.
 
@@ -116,6 +129,8 @@ def load_head(
         dtype: None: the backbone's; without one, as stored.
         device: None: the backbone's; without one, the CPU.
         revision: of a Hub repository.
+        adapter: of a head that was trained on a changed backbone (Medusa-2): True takes the adapter beside it into the
+            backbone in memory, whose answers are then other ones; False lets it draft for the backbone as it is.
 
     Raises:
         UserError: there is no such head, it is of another format, its files are damaged, incomplete or contradict each
@@ -130,6 +145,7 @@ def load_head(
     head = _assembled(method, config, _tensors(folder / _WEIGHTS), folder / _WEIGHTS)
     if backbone is not None:
         head.bind(backbone)
+        _adapt(head, backbone, folder, adapter)
         dtype, device = dtype or backbone.dtype, device or backbone.device
     return head.to(device=device, dtype=dtype).eval()
 
@@ -143,7 +159,25 @@ def provenance_of(source: str | Path, revision: str | None = None) -> dict[str, 
     return _manifest(_folder(source, revision)).provenance
 
 
-_FILES = {_CONFIG, _WEIGHTS, _CARD}
+_FILES = {_CONFIG, _WEIGHTS, _CARD, ADAPTER}
+
+
+def _adapt(head: DraftHead, backbone: Backbone, folder: Path, wanted: bool | None) -> None:
+    """Take the adapter in, if that is wanted; a backbone is changed by nobody who did not ask for it."""
+    expected, place = head.config.adapter_hash, folder / ADAPTER
+    if bool(expected) != place.is_dir():
+        there = "is" if place.is_dir() else "is not"
+        raise UserError(f"{folder}: {_CONFIG} names {expected or 'no'} adapter, and the folder {ADAPTER} {there} there")
+    if wanted and not expected:
+        raise UserError(f"{folder}: has no adapter; adapter=True is for heads that were trained on a changed backbone")
+    if expected and wanted is None and backbone.adapter != expected:
+        raise UserError(
+            f"{folder}: this head was trained with a LoRA on the backbone (Medusa-2), which changes its answers; "
+            "say adapter=True to take it into the backbone, or adapter=False to draft for the backbone as it is"
+        )
+    if wanted:
+        apply(backbone, place, expected)
+        head.bind(backbone)  # anew: what is borrowed may have changed
 
 
 def _folder(source: str | Path, revision: str | None) -> Path:
@@ -158,7 +192,8 @@ def _folder(source: str | Path, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=[_CONFIG, "*.safetensors"]))
+        wanted = [_CONFIG, "*.safetensors", f"{ADAPTER}/*.json"]
+        return Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
     except (OSError, ValueError) as error:
         reason = first_line(error)
         raise UserError(f"{source}: no such folder, and not to be had from the Hub: {reason}") from error
@@ -255,8 +290,12 @@ def _card(manifest: Manifest) -> str:
     lines += ["tags:", "- speculative-decoding", f"- {manifest.method}", "---", ""]
     lines += [f"# {manifest.method} head for {backbone}", ""]
     lines += ["Proposes tokens that the backbone verifies; what is generated is the backbone's own text.", ""]
+    changed = bool(manifest.config.get("adapter_hash"))
+    if changed:
+        lines += ["**The backbone is a changed one:** with `adapter=True` the LoRA beside this head is taken into it,"]
+        lines += ["and what is generated is the text of that model, not of the original.", ""]
     lines += ["```python", "import headstart as hs", "", f'backbone = hs.load_backbone("{backbone}")']
-    lines += ['head = hs.load_head("THIS FOLDER OR REPOSITORY", backbone)']
+    lines += [f'head = hs.load_head("THIS FOLDER OR REPOSITORY", backbone{", adapter=True" if changed else ""})']
     lines += ['print(hs.Generator(backbone, head).generate("Why is the sky blue?").text)', "```", ""]
     for title, block in (
         ("Config", manifest.config),
