@@ -173,7 +173,7 @@ def _adapt(head: DraftHead, backbone: Backbone, folder: Path, wanted: bool | Non
     if expected and wanted is None and backbone.adapter != expected:
         raise UserError(
             f"{folder}: this head was trained with a LoRA on the backbone (Medusa-2), which changes its answers; "
-            "say adapter=True to take it into the backbone, or adapter=False to draft for the backbone as it is"
+            "say adapter=True (--adapter) to take it into the backbone, or adapter=False to draft for it as it is"
         )
     if wanted:
         apply(backbone, place, expected)

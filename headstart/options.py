@@ -30,6 +30,8 @@ class BackboneOptions:
     """Attention implementation; without it, transformers chooses."""
     revision: str | None = None
     """Branch, tag or commit of a Hub id."""
+    adapter: str | None = None
+    """A Medusa-2 head, by folder or Hub id: the LoRA beside it is taken into the backbone, whose answers change."""
 
 
 @dataclass
@@ -68,7 +70,12 @@ def backbone_of(settings: Any) -> Backbone:
     silence()
     given = {name: getattr(settings, name) for name in ("dtype", "attention", "revision") if hasattr(settings, name)}
     device = getattr(settings, "device", None) or ("cuda" if torch.cuda.is_available() else None)
-    return load_backbone(settings.backbone, device=device, **given)
+    backbone = load_backbone(settings.backbone, device=device, **given)
+    if adapter := getattr(settings, "adapter", None):
+        from headstart import load_head
+
+        load_head(adapter, backbone, adapter=True)
+    return backbone
 
 
 def silence() -> None:

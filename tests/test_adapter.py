@@ -204,3 +204,30 @@ def test_without_peft_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch
 def test_a_layer_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match="wq"):
         Adapter(zoo.backbone(), AdapterSettings(targets=["wq"]))
+
+
+@with_peft
+def test_the_command_line_takes_it_in_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from headstart.cli import main
+
+    head, adapter = trained()
+    folder = save_head(head, tmp_path / "head", adapter=adapter)
+    zoo.model().save_pretrained(tmp_path / "model")
+    zoo.tokenizer().save_pretrained(tmp_path / "model")
+    changed = Generator(adapter.merge()).generate("red sun", max_new_tokens=12, do_sample=False).text
+    plain = Generator(zoo.backbone()).generate("red sun", max_new_tokens=12, do_sample=False).text
+    assert changed != plain
+    command = [
+        "generate",
+        "--backbone",
+        str(tmp_path / "model"),
+        "--max-new-tokens",
+        "12",
+        "--temperature",
+        "0",
+        "red sun",
+    ]
+    assert main([*command, "--head", str(folder), "--adapter", str(folder)]) == 0
+    assert changed.strip() in capsys.readouterr().out
+    assert main([*command, "--head", str(folder)]) == 2
+    assert "--adapter" in capsys.readouterr().err

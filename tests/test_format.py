@@ -351,7 +351,8 @@ def test_hub_ids_are_fetched_without_pickles(saved: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
     assert load_head("user/name", revision="v1").method == "eagle3"
-    assert asked == {"name": "user/name", "revision": "v1", "allow_patterns": ["config.json", "*.safetensors"]}
+    patterns = ["config.json", "*.safetensors", "adapter/*.json"]
+    assert asked == {"name": "user/name", "revision": "v1", "allow_patterns": patterns}
 
 
 def test_an_unreachable_hub_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
