@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from headstart.settings import dump_text
 from headstart.training.loop import train
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT = 150.0
+LIMIT = 240.0  # DeepSpeed compiles at first use
 
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install headstart[deepspeed]"
@@ -64,16 +64,20 @@ def environment(**more: str) -> dict[str, str]:
 class Launch:
     """A script that runs."""
 
-    def __init__(self, folder: Path, script: str, *arguments: object, **more: str) -> None:
-        command = ["bash", str(ROOT / "scripts" / script), *map(str, arguments)]
+    def __init__(self, folder: Path, script: str | Sequence[object], *arguments: object, **more: str) -> None:
+        begin = ["bash", ROOT / "scripts" / script] if isinstance(script, str) else script
+        command = [str(word) for word in (*begin, *arguments)]
         self.log = folder / f"{time.monotonic_ns()}.log"
         with open(self.log, "w") as file:
-            self.process = subprocess.Popen(command, cwd=folder, env=environment(**more), stdout=file, stderr=file)
+            own = environment(**more)
+            command[0] = shutil.which(command[0], path=own["PATH"]) or command[0]
+            self.process = subprocess.Popen(command, cwd=folder, env=own, stdout=file, stderr=file)
         self.until = time.monotonic() + LIMIT
 
     def wait(self) -> int:
         """Its exit code; fails with what it said where that takes too long."""
-        return self.wait_for(lambda: self.process.poll() is not None) or self.process.returncode
+        self.wait_for(lambda: self.process.poll() is not None)
+        return int(self.process.returncode)
 
     def wait_for(self, done: Callable[[], bool]) -> None:
         while not done():

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import launches
 import pytest
 import runs
 from launches import Launch, needs_compiler, needs_deepspeed
 
-from headstart.heads.methods import METHODS
+from headstart.errors import UserError
 from headstart.training import checkpoints
+from headstart.training.layout import Layout
+from headstart.training.loop import train
+from headstart.training.recipe import load_recipe
 
 LAYOUTS = {
     "gpus": "whole on each process",
@@ -29,7 +36,7 @@ def rows(tmp_path_factory):
     return runs.prepared(tmp_path_factory.mktemp("data"))
 
 
-@pytest.fixture(scope="module", params=[name for name in METHODS if name in ("medusa", "eagle3")])
+@pytest.fixture(scope="module", params=["medusa", "eagle3"])
 def expected(request, rows, tmp_path_factory):
     """A recipe, its folder, and the run of one process."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -73,3 +80,164 @@ def test_killed_and_gone_on_with(config, expected, tmp_path):
         assert "going on behind step" in launch.succeed()
     launches.assert_same(run, alone)
     assert state(run)["layout"] == LAYOUTS[config]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["gpus", pytest.param("zero3", marks=deepspeed)])
+def test_two_launchers_on_loopback_are_two_machines(config, expected, tmp_path):
+    path, alone = expected
+    run, port = tmp_path / "run", launches.free_port()
+    config = "nodes" if config == "gpus" else config
+    ask = ("launch_nodes.sh", "--cpu", "--config", config, "--port", port, path, f"run={run}")
+    with Launch(tmp_path, *ask, SLURM_NODEID="0") as first, Launch(tmp_path, *ask, SLURM_NODEID="1") as second:
+        first.succeed()
+        second.succeed()
+    launches.assert_same(run, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_saves_at_once(number, expected, tmp_path):
+    """The launcher hands it on, more than once."""
+    path, alone = expected
+    run = tmp_path / "run"
+    ask = ("launch_node.sh", "--cpu", path, f"run={run}", "save.every=1000", "log.every=1")
+    with Launch(tmp_path, *ask) as launch:
+        launch.wait_for(lambda: (run / "rows.jsonl").exists() and len(runs.lines(run, "rows.jsonl")) > 2)
+        launch.process.send_signal(number)
+        assert launch.wait() != 0
+        assert "the same command goes on from there" in launch.said
+    assert checkpoints.checkpoints(run)
+    train(path, {"run": str(run)})
+    launches.assert_same(run, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", sharded)
+def test_another_layout_and_another_number_of_processes_go_on(config, expected, tmp_path, capsys):
+    """From one process to two in shards, and back; said aloud, with rows and order as they were."""
+    path, alone = expected
+    run = tmp_path / "run"
+    stop = {"run": str(run), "save.every": 5, "optim.max_steps": 16}
+
+    class Stop(Exception):
+        pass
+
+    def stopping(*_: object) -> None:
+        raise Stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headstart.training.loop.Run.report", lambda self: stopping() if self.state.step == 7 else None)
+        with pytest.raises(Stop):
+            train(path, stop)
+    assert [one.name for one in checkpoints.checkpoints(run)] == ["step-000005"]
+    ask = ("launch_node.sh", "--cpu", "--config", config, path, f"run={run}", "save.every=3")
+    with Launch(tmp_path, *ask) as launch:
+        launch.wait_for(lambda: len(checkpoints.checkpoints(run)) > 1 or launch.process.poll() is not None)
+        launch.kill()
+    assert "processes was 1, is now 2; rows and their order stay" in launch.said
+    train(path, {"run": str(run)})
+    assert "processes was 2, is now 1; rows and their order stay" in capsys.readouterr().err
+    for name, tensor in runs.weights(alone).items():
+        assert (runs.weights(run)[name] - tensor).abs().max() <= 1e-5, name
+    assert runs.lines(run, "rows.jsonl") == runs.lines(alone, "rows.jsonl")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [pytest.param("zero3", marks=deepspeed), "fsdp"])
+def test_a_sharded_backbone_is_whole_where_it_has_to_be_and_nobody_waits(config, expected, tmp_path):
+    path, _ = expected
+    file = launches.ROOT / "configs" / f"accelerate-{config}.json"
+    command = ["accelerate", "launch", "--config_file", file, "--num_processes", "2", "--main_process_port", "0"]
+    more = {"DS_ACCELERATOR": "cpu"} if config == "zero3" else {"ACCELERATE_USE_CPU": "true"}
+    script = Path(__file__).with_name("shards.py")
+    with Launch(tmp_path, [*command, script, path, f"run={tmp_path / 'run'}"], **more) as launch:
+        assert launch.succeed().count("all well") == 2
+
+
+@pytest.mark.slow
+def test_a_short_time_out_does_not_end_a_long_preparation(tmp_path):
+    """B062: the others wait in a group of their own, and the work is done once."""
+    script = tmp_path / "wait.py"
+    script.write_text(
+        "import time; from datetime import timedelta; from accelerate import Accelerator, InitProcessGroupKwargs\n"
+        "from headstart.training.processes import in_turns\n"
+        "world = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=2))])\n"
+        "in_turns(world, lambda: world.is_main_process and (time.sleep(6), print('worked')))\n"
+        "world.wait_for_everyone()\n"
+    )
+    command = ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", script]
+    with Launch(tmp_path, command, ACCELERATE_USE_CPU="true") as launch:
+        assert launch.succeed().count("worked") == 1
+
+
+@pytest.mark.parametrize("script", ["launch_node.sh", "launch_nodes.sh", "launch_slurm.sh"])
+def test_scripts_tell_what_they_take(script, tmp_path):
+    with Launch(tmp_path, script, "--help") as launch:
+        said = launch.succeed()
+    source = (launches.ROOT / "scripts" / script).read_text()
+    for option in {"--dry-run", *re.findall(r"^    (--[a-z |-]+)\)", source, re.MULTILINE)}:
+        assert all(one.strip() in said for one in option.split("|")), option
+    with Launch(tmp_path, script, "--processes", "2", "--dry-run") as launch:
+        assert (launch.wait(), "a recipe is missing" in launch.said) == (2, True)
+    with Launch(tmp_path, script, "--nods", "2") as launch:
+        assert (launch.wait(), "unknown option --nods" in launch.said) == (2, True)
+
+
+def dry(folder: Path, *arguments: object, **more: str) -> str:
+    with Launch(folder, *arguments, "--dry-run", "a b.yaml", "optim.lr=1e-3", **more) as launch:
+        return launch.succeed()
+
+
+@pytest.mark.parametrize("config", [*LAYOUTS, "gpu"])
+def test_a_dry_run_prints_the_command_of_one_machine(config, tmp_path):
+    said = dry(tmp_path, "launch_node.sh", "--processes", "4", "--config", config)
+    assert f"accelerate launch --config_file {launches.ROOT}/configs/accelerate-{config}.json" in said
+    assert "--num_processes 4" in said
+    assert said.strip().endswith("-m headstart train a\\ b.yaml optim.lr=1e-3")
+    kind = json.loads((launches.ROOT / "configs" / f"accelerate-{config}.json").read_text())["distributed_type"]
+    assert kind == {"gpu": "NO", "gpus": "MULTI_GPU", "fsdp": "FSDP"}.get(config, "DEEPSPEED")
+
+
+def test_a_dry_run_prints_the_command_of_each_of_several_machines(tmp_path):
+    ask = ("launch_nodes.sh", "--nodes", "3", "--processes", "8", "--address", "first", "--rank", "2")
+    said = dry(tmp_path, *ask)
+    for words in ("--num_machines 3", "--machine_rank 2", "--main_process_ip first", "--num_processes 24"):
+        assert words in said
+    with Launch(tmp_path, "launch_nodes.sh", "--nodes", "2", "--rank", "2", "r.yaml") as launch:
+        assert (launch.wait(), "--rank is 2; 0 to 1 of 2 machines" in launch.said) == (2, True)
+
+
+def test_a_job_of_slurm_starts_the_script_on_each_machine(tmp_path):
+    """With stand-ins for sbatch, srun and scontrol, as no Slurm is here."""
+    tools = {
+        "sbatch": 'export SLURM_JOB_NODELIST="n[1-2]"; for one; do :; done; bash -c "${one#--wrap=}"',
+        "srun": 'while [[ $1 == --* ]]; do shift; done; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done',
+        "scontrol": "printf 'n1\\nn2\\n'",
+        "accelerate": 'echo "accelerate $*"',
+    }
+    for name, body in tools.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    assert dry(tmp_path, "launch_slurm.sh", "--nodes", "2", "--sbatch", "--partition=x").startswith("sbatch ")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    ask = ("launch_slurm.sh", "--nodes", "2", "--processes", "4", "--config", "zero3", "a b.yaml", "optim.lr=1e-3")
+    with Launch(tmp_path, *ask, PATH=path, ACCELERATE=str(tmp_path / "accelerate")) as launch:
+        lines = launch.succeed().splitlines()
+    assert len(lines) == 2
+    for rank, line in enumerate(lines):
+        assert f"--machine_rank {rank} --main_process_ip n1" in line
+        assert "accelerate-zero3.json" in line
+        assert line.endswith("train a b.yaml optim.lr=1e-3")
+
+
+def test_one_process_spreads_a_backbone_and_several_do_not(tmp_path, rows, monkeypatch):
+    """`device_map`, as far as a machine without GPUs goes: all of it on the one device that there is."""
+    launches.backbone(tmp_path / "backbone")
+    path = launches.recipe(tmp_path, rows, "medusa", optim__max_steps=2)
+    for name, given in (("spread", {"device_map": "auto"}), ("plain", {})):
+        launches.alone(path, tmp_path / name, given)
+    assert runs.same_bits(runs.weights(tmp_path / "spread"), runs.weights(tmp_path / "plain"))
+    many = SimpleNamespace(num_processes=2, distributed_type="MULTI_GPU")
+    with pytest.raises(UserError, match="device_map is auto: one process spreads the backbone"):
+        Layout(many).check(load_recipe(path, {"device_map": "auto"}))
