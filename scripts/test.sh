@@ -3,7 +3,7 @@
 #
 #   scripts/test.sh [--quick] [pytest arguments]
 #
-# --quick   use the environment as it is. Slow tests: scripts/test.sh -m slow
+# --quick   use the environment as it is. Slow tests: scripts/test_slow.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ if [ "${1:-}" = --quick ] && [ -x "$venv/bin/pytest" ]; then
   shift
 else
   [ "${1:-}" != --quick ] || shift
-  venv=$(scripts/setup.sh dev)
+  venv=$(scripts/setup.sh dev,deepspeed) # its tests need a C++ compiler, too, and skip by name without one
 fi
 bin=$(cd "$venv/bin" && pwd)
 
