@@ -38,11 +38,11 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["medusa", "eagle3"])
 def expected(request, rows, tmp_path_factory):
-    """A recipe, its folder, and the run of one process."""
+    """A recipe of forwards of one row, and the run of one process with a forward a step."""
     folder = tmp_path_factory.mktemp(request.param)
     launches.backbone(folder / "backbone")
     path = launches.recipe(folder, rows, request.param, save__every=3, optim__max_steps=16, evaluate__every=5)
-    return path, launches.alone(path, folder / "alone")
+    return path, launches.alone(path, folder / "alone", {"batch.forward_rows": "null"})
 
 
 def state(run: Path) -> dict:

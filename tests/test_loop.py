@@ -329,3 +329,16 @@ def test_a_tracker_that_is_not_installed_is_named(rows, tmp_path):
     missing = next(name for name in ("swanlab", "aim", "clearml", "comet_ml", "wandb") if name not in known)
     with pytest.raises(UserError, match=f"pip install {missing}"):
         train(runs.recipe(tmp_path / "run", rows, log__trackers=[missing]), backbone=zoo.backbone())
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle3"])
+def test_eight_rows_at_once_and_four_times_two_are_one_step(method, rows, tmp_path):
+    """Weights within 1e-5, the short last window of an epoch among them (ten rows, eight a step)."""
+    trained = []
+    for name, most in (("whole", None), ("accumulated", 2)):
+        run = tmp_path / name
+        changes = {"batch__forward_rows": most, "batch__rows": 8, "optim__lr": 1e-3, "evaluate__prompts": 0}
+        train(runs.recipe(run, rows, method, optim__epochs=3, **changes), backbone=zoo.backbone())
+        trained.append(runs.weights(run))
+    for name, weight in trained[0].items():
+        assert (trained[1][name] - weight).abs().max() <= 1e-5, name
