@@ -118,7 +118,7 @@ def _from_parts(parts: Sequence[Any], role: str, where: str) -> Message:
     calls: list[Message] = []
     odd: list[str] = []
     for part in parts:
-        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        kind = str(part.get("type") or "text") if isinstance(part, Mapping) else "text"
         value = _value(part, kind)
         if kind == "tool_result" or (role == "tool" and not isinstance(value, str)):
             texts.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
@@ -144,7 +144,7 @@ def _value(part: Any, kind: str) -> Any:
     if kind in CALLS and "name" in part:
         return {"name": part["name"], "arguments": part.get("input", part.get("arguments", {})), "id": part.get("id")}
     if kind == "tool_result" and isinstance(named, list):
-        kinds = [one.get("type", "text") if isinstance(one, Mapping) else "text" for one in named]
+        kinds = [str(one.get("type") or "text") if isinstance(one, Mapping) else "text" for one in named]
         return "".join(str(_value(one, kind)) for one, kind in zip(named, kinds, strict=True))
     return named
 

@@ -52,7 +52,7 @@ class SynthesizeSettings:
     long_share: float = 0.05
     """Share of conversations about a long text, which the backbone writes first."""
     long_tokens: int = 1500
-    """Tokens of such a text, about; at most 4,500."""
+    """Tokens of such a text, about; up to 3,000."""
     language_share: float = 0.0
     """Share of conversations in other languages, those of `languages`; what turns out to be in another is dropped."""
     languages: list[str] = field(default_factory=list)
@@ -96,6 +96,8 @@ class SynthesizeSettings:
         for name in ("sampled_share", "follow_up_share", "free_share", "system_share", *kinds):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it has to be from 0 to 1")
+        if self.long_tokens > 3000:
+            raise UserError(f"long_tokens is {self.long_tokens}; it has to be at most 3000")
         if sum(getattr(self, name) for name in kinds) > 1 + 1e-9:
             raise UserError(f"{', '.join(kinds)} are more than 1 together")
         self._check_languages()

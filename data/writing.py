@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 _MARK = "\u2402HEADSTART\u2403"  # stands in a rendered template where the user's words go
-SECTION = 320  # tokens of a section at most
+SECTION, USUAL = 320, 200  # tokens of a section at most, and as a weak backbone writes it
 STREAMS = 1 << 16  # further than any number of turns: the noise of sections
 
 
@@ -110,7 +110,7 @@ class Writer:
 
     def _write_texts(self, rows: list[Row], plans: dict[int, Plan]) -> None:
         """Give each row the text that it is about, in `text`."""
-        want = max(2, self.settings.long_tokens // (SECTION - 40))
+        want = -(-self.settings.long_tokens // USUAL)
         asked = [(row, place) for row in rows for place in range(min(want, len(plans[row["number"]].sections)))]
         ask = "Write a detailed text about {}."
         prompts = [ask.format(plans[row["number"]].sections[place]) for row, place in asked]
@@ -129,12 +129,14 @@ class Writer:
             of_row = [tokens for (owner, _), tokens in zip(asked, written, strict=True) if owner is row]
             sections = [section for tokens in of_row if (section := self._section(tokens))]
             row["text"] = "\n\n".join(sections)
-            if len(sections) < want / 2:
+            if len(self.backbone.tokenizer(row["text"])["input_ids"]) < self.settings.long_tokens / 2:
                 row["dropped"] = "long text too short"
 
     def _section(self, tokens: list[int]) -> str:
-        """A section as text, up to its last whole sentence; empty if it loops or is no clean text."""
-        ended = tokens[-1] in self.backbone.eos_token_ids
+        """A section as text, up to its last whole sentence before a loop; empty if that is too little."""
+        loops = repeats_ngram(tokens, LOOP)  # since its last token, where the loop was seen
+        tokens = tokens[:-LOOP] if loops else tokens
+        ended = not loops and tokens[-1] in self.backbone.eos_token_ids
         text = str(self.backbone.tokenizer.decode(tokens[:-1] if ended else tokens)).strip()
         if not ended:
             text = text[: max(map(text.rfind, (". ", ".\n", "! ", "? "))) + 1]

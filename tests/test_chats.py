@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headstart.data.chats import counted, key_of, listed, read_chats
+from headstart.data.chats import Skipped, chat_of, counted, key_of, listed, read_chats
 from headstart.errors import UserError
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello.\u2028You?"}]
@@ -290,3 +290,14 @@ def test_real_files_give_chats_or_reasons() -> None:
             assert "no row is a chat" in str(error)  # noqa: PT017
         else:
             assert len({(one.file, one.row) for one in (*chats, *skipped)}) == len(chats) + len(skipped)
+
+
+@pytest.mark.parametrize("kind", [["text"], {"a": 1}, 5])
+def test_parts_of_a_kind_that_is_no_word(kind: object) -> None:
+    """Such a kind cannot be looked up: the row is told, as any other whose content is no text."""
+    message = {"role": "user", "content": [{"type": kind, "text": "see"}]}
+    found = chat_of(("a.jsonl", 1, {"messages": [message, {"role": "assistant", "content": "yes"}]}))
+    assert isinstance(found, Skipped)
+    assert found.reason == "content is no text"
+    result = {"role": "tool", "content": [{"type": "tool_result", "content": [{"type": kind, "text": "see"}]}]}
+    chat_of(("a.jsonl", 1, {"messages": [{"role": "user", "content": "hi"}, result]}))

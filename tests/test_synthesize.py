@@ -238,7 +238,7 @@ def test_a_context_without_room_is_counted(changes: dict[str, int], tmp_path: Pa
     "changes",
     [{"count": -3}, {"count": 0}, {"group_size": 0}, {"max_user_tokens": 0}, {"answer_temperature": -1.0},
      {"user_top_p": 0.0}, {"sampled_share": 2.0}, {"follow_up_share": -0.1}, {"max_turns": 0}, {"long_tokens": 0},
-     {"free_share": 1.5}, {"system_share": -1.0}],
+     {"long_tokens": 9999}, {"free_share": 1.5}, {"system_share": -1.0}],
 )  # fmt: skip
 def test_impossible_settings_are_refused_by_name(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{next(iter(changes))} is .*; it has to be"):
@@ -285,10 +285,13 @@ def test_sections_end_with_a_sentence(tmp_path: Path) -> None:
     writer = Writer(made, settings(tmp_path / "x"))
     whole = "red sun. " * 20
     tokens = made.tokenizer(whole + "blue mo")["input_ids"]
-    assert writer._section(tokens) == ""  # it loops
+    assert writer._section(tokens) == ""  # it loops from the start
     words = " ".join("abcdefghijklmnopqrstuvwxyz"[n % 26] + "abcdefgh"[n // 26] for n in range(60))
     cut = made.tokenizer(f"{words}. and th")["input_ids"]
     assert writer._section(cut) == f"{words}."
+    looped = made.tokenizer(f"{words}. ba ca da")["input_ids"]  # as "ba ca da " stands in the words already
+    assert repeats_last(looped[:-1], 7)
+    assert writer._section(looped) == f"{words}."
     assert writer._section(made.tokenizer(words)["input_ids"] + [0]) == words
     assert writer._section(made.tokenizer(words)["input_ids"]) == ""
 
