@@ -179,6 +179,6 @@ def _check_text(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise NoChat("broken text", f"half of a surrogate pair, {error.object[error.start]!r}") from None
+        raise NoChat("broken text", f"no UTF-8, or half of a surrogate pair, {error.object[error.start]!r}") from None
     except (TypeError, ValueError) as error:  # a value of a table that JSON does not know
         raise NoChat("content is no text", str(error)[:100]) from None

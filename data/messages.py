@@ -28,6 +28,7 @@ ROLES = {
 }
 """The role that each name stands for; a `call` is an assistant's message that is a tool call as a whole."""
 WEIGHTS = ("weight", "loss_weight", "train")
+JSON = (str, int, float, list, dict)  # dates and the like, which tables have, are left away
 TEXTS = ("text", "input_text", "output_text")
 THOUGHTS = ("reasoning", "thinking")
 CALLS = ("tool_call", "tool_use", "function_call")
@@ -76,7 +77,7 @@ def _message(raw: Any, where: str) -> tuple[Message, bool]:
     role = ROLES.get(str(raw[role_key]).strip().lower())
     if role is None:
         raise NoChat("unknown role", f"{where} is of {raw[role_key]!r}; known are {', '.join(ROLES)}")
-    rest = {name: value for name, value in raw.items() if name not in (role_key, content_key) and value is not None}
+    rest = {name: raw[name] for name in raw if name not in (role_key, content_key) and isinstance(raw[name], JSON)}
     if role == "call":
         message = _called(raw.get(content_key), where)
     else:

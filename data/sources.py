@@ -60,6 +60,7 @@ class Source:
             yield from enumerate(map(_pruned, self._data_set()), 1)
             return
         with _explained(self.name):
+            _check_letters(self.path)
             kind = re.sub(r"\.(gz|zst)$", "", self.path.name.lower()).rpartition(".")[2]
             yield from {"jsonl": _lines, "json": _json, "csv": _csv, "parquet": _parquet}[kind](self.path)
 
@@ -183,6 +184,13 @@ def _commit(name: str) -> str:
 # --- kinds of files -------------------------------------------------------------------------------------------------
 
 
+def _check_letters(path: Path) -> None:
+    """Refuse what some programs save as text: every row of it would be unreadable."""
+    with open(path, "rb") as handle:
+        if handle.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise UserError(f"{path}: is UTF-16 text; save it as UTF-8")
+
+
 def _lines(path: Path) -> Numbered:
     """Lines as bytes; only a line feed ends one, because JSON may hold every other sign."""
     with _opened(path) as handle:
@@ -256,9 +264,10 @@ def _values(buffer: _Buffer, path: Path) -> Iterator[Any]:
     """The elements of the list that a file holds, or its one value."""
     number = 0
     try:
-        if buffer.skip(BLANK + "\ufeff") != "[":
+        first = buffer.skip(BLANK + "\ufeff")
+        if first not in ("[", ""):
             yield buffer.value()
-        else:
+        elif first:
             buffer.place += 1
             while buffer.skip(BLANK + ",") not in ("]", ""):
                 number += 1

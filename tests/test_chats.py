@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headstart.data.chats import Skipped, chat_of, counted, key_of, listed, read_chats
+from headstart.data.chats import Chat, Skipped, chat_of, counted, key_of, listed, read_chats
 from headstart.errors import UserError
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello.\u2028You?"}]
@@ -301,3 +302,15 @@ def test_parts_of_a_kind_that_is_no_word(kind: object) -> None:
     assert found.reason == "content is no text"
     result = {"role": "tool", "content": [{"type": "tool_result", "content": [{"type": kind, "text": "see"}]}]}
     chat_of(("a.jsonl", 1, {"messages": [{"role": "user", "content": "hi"}, result]}))
+
+
+def test_fields_of_a_table_that_json_does_not_know_are_left_away() -> None:
+    """Logs of chats have the time of each message, which a Parquet file gives as a date."""
+    when = datetime.datetime(2024, 1, 1)
+    rows = [
+        {"role": "user", "content": "Hi", "timestamp": when},
+        {"role": "assistant", "content": "Hello", "raw": b"x"},
+    ]
+    found = chat_of(("a.parquet", 1, {"conversation": rows, "timestamp": when}))
+    assert isinstance(found, Chat)
+    assert found.messages == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]

@@ -217,3 +217,18 @@ def test_shipped_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "shipped" / "README.md").write_text("card")
     (tmp_path / "shipped" / "a.jsonl").write_bytes(LINES)
     assert files_of(["shipped"]) == [tmp_path / "shipped" / "a.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_utf16_is_told_once_for_the_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"prompt": "Hi", "response": "Hello"}\n', encoding="utf-16")
+    with pytest.raises(UserError, match=f"{name}: is UTF-16 text; save it as UTF-8"):
+        list(sources_of([tmp_path / name])[0].rows())
+
+
+@pytest.mark.parametrize("text", ["", " \n", "\ufeff"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_a_file_without_anything_has_no_rows(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    found = list(sources_of([tmp_path / name])[0].rows())
+    assert found == [] or name == "a.jsonl"  # a line with a mark alone is told as no JSON
