@@ -20,6 +20,7 @@ from torch import nn
 from ..errors import UserError
 from ..heads.backbone import Backbone, Features, Prompt
 from ..heads.cache import Cache
+from . import door
 from .chance import DRAFTING
 from .detokenizer import Detokenizer
 from .detokenizer import decode as decode_text
@@ -104,6 +105,41 @@ class Generator:
             raise UserError("stream takes one prompt and one answer; use generate for more of them")
         return self._pieces(prepared[0])
 
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        seed: int | None = None,
+        rule: str | None = None,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """transformers' own door: `model.generate(..., custom_generate=generator)` comes here with all it has prepared.
+
+        Args:
+            model: has to be the backbone's.
+            input_ids: (B, T), padded on the left as attention_mask among `model_kwargs` says.
+            seed, rule: may be given to `generate`; a streamer may not, as transformers does not hand it over.
+
+        Returns:
+            What `generate` returns: ids (B, T + new), or a `GenerateDecoderOnlyOutput`.
+
+        Raises:
+            UserError: it is another model, or something is asked for that is not supported.
+        """
+        rule = rule or self.rule
+        self._factory(rule)
+        _refuse_foreseeing(rule, [one for one in logits_processor if not door.is_theirs(one)])
+        prepared = (logits_processor, stopping_criteria, generation_config, seed, model_kwargs)
+        rows = door.received(self.backbone, model, input_ids, *prepared)
+        if streamer is not None and len(rows) > 1:
+            raise UserError(f"a streamer takes one answer, and {len(rows)} were asked for")
+        outputs = [self._output(Request(*row, rule), streamer) for row in rows]
+        return door.answered(input_ids, outputs, generation_config)
+
     def _output(self, request: Request, streamer: Any) -> Output:
         stats, tokens = Stats(), list[int]()
         if streamer is not None:
@@ -130,12 +166,7 @@ class Generator:
         options = dict(options)
         rule = options.pop("rule", None) or self.rule
         self._factory(rule)
-        law = law_of(rule)
-        if law is not None and not law.lazy and options.get("logits_processor"):
-            raise UserError(
-                f"rule={rule} looks ahead at tokens that may not come, so that a logits_processor with a state would "
-                "go wrong; use rule=siblings, rule=chain or rule=match with one of your own"
-            )
+        _refuse_foreseeing(rule, options.get("logits_processor"))
         named = [options.pop(name, None) for name in ("input_ids", "inputs")]  # as generate calls them
         if prompt is None:
             prompt = next((ids for ids in named if ids is not None), [])
@@ -264,6 +295,15 @@ def _draft(drafter: Drafter, sampler: Sampler | None, length: int, budget: int) 
         return drafter.draft(budget)
     assert isinstance(drafter, SamplingDrafter), "the rule asks for drafts that are drawn"
     return drafter.sample(budget, sampler.chance(length, DRAFTING), sampler.drafted)
+
+
+def _refuse_foreseeing(rule: str, processors: Any) -> None:
+    law = law_of(rule)
+    if law is not None and not law.lazy and processors:
+        raise UserError(
+            f"rule={rule} looks ahead at tokens that may not come, so that a logits_processor with a state would "
+            "go wrong; use rule=siblings, rule=chain or rule=match with one of your own"
+        )
 
 
 @contextmanager

@@ -137,7 +137,7 @@ def read(
             generation_config=config,
             input_ids_seq_length=length,
             encoder_input_ids=torch.tensor([list(prompt)], device=backbone.device),
-            prefix_allowed_tokens_fn=_of_row(prefix_allowed_tokens_fn, row),
+            prefix_allowed_tokens_fn=of_row(prefix_allowed_tokens_fn, row),
             logits_processor=own,
             device=str(backbone.device),
             model_kwargs={},
@@ -158,7 +158,7 @@ def read(
         criteria=StoppingCriteriaList(c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)),
         limit=limit,
         eos=frozenset() if ends is None else frozenset(ends.tolist()),
-        record=_record(config, output_logprobs),
+        record=record_of(config, output_logprobs),
     )
 
 
@@ -173,21 +173,30 @@ def _config(
     has_length = kept.get("max_length") is not None or getattr(explicit, "max_length", None) is not None
     for name in kept:
         if name in REFUSED:
-            _refuse(name, kept[name])
+            refuse(name, kept[name])
     try:
         merged, unknown = backbone.model._prepare_generation_config(config, **kept)
     except (ValueError, TypeError) as error:
         raise UserError(f"generation options: {error}") from error
-    for name, (neutral, _) in REFUSED.items():
-        if getattr(merged, name, None) not in (None, False, neutral):
-            _refuse(name, getattr(merged, name))
+    check(merged)
     unknown = [name for name, value in unknown.items() if value is not None]
     if unknown:
         raise UserError("; ".join(map(_unknown, sorted(unknown))))
-    mode = merged.get_generation_mode()
+    return merged, has_length
+
+
+def check(config: GenerationConfig) -> None:
+    """Refuses by name what a config asks for and is not supported.
+
+    Raises:
+        UserError: there is such a thing.
+    """
+    for name, (neutral, _) in REFUSED.items():
+        if getattr(config, name, None) not in (None, False, neutral):
+            refuse(name, getattr(config, name))
+    mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise UserError(f"{mode.value.replace('_', ' ')} is not supported; greedy decoding and sampling are")
-    return merged, has_length
 
 
 def _asking(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +208,7 @@ def _asking(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse(name: str, value: Any) -> None:
+def refuse(name: str, value: Any) -> None:
     shown = f"{name}={value!r}" if isinstance(value, bool | int | float | str) else name
     raise UserError(f"{shown} is not supported: {REFUSED[name][1]}")
 
@@ -256,7 +265,7 @@ def _criteria(config: GenerationConfig, custom: Any, tokenizer: Any) -> Stopping
     return criteria
 
 
-def _of_row(allowed: Any, row: int) -> Any:
+def of_row(allowed: Any, row: int) -> Any:
     """A prefix function that is told which prompt it is about, although each is a row of its own here."""
 
     def tokens(_: int, ids: Tensor) -> Any:
@@ -268,7 +277,7 @@ def _of_row(allowed: Any, row: int) -> Any:
     return None if allowed is None else tokens
 
 
-def _record(config: GenerationConfig, logprobs: bool) -> Record | None:
+def record_of(config: GenerationConfig, logprobs: bool = False) -> Record | None:
     """`return_dict_in_generate` means nothing here: an Output holds what was asked for."""
     record = Record(
         scores=[] if config.output_scores else None,
