@@ -1,8 +1,7 @@
-"""transformers' own door: `model.generate(..., custom_generate=gen)`, and a folder in the Hub's shape for the same.
+"""transformers' own door: `model.generate(..., custom_generate=gen)`.
 
 As a callable a `Generator` gets what transformers has prepared: ids with padding, processors, criteria, the merged
 config. `received` turns that into requests of our loop, and `answered` their outputs into what `generate` returns.
-`write_door` writes the folder, whose few lines end up in `through`.
 
 Letters: B rows, T positions (padding included), V vocabulary.
 """
@@ -10,10 +9,8 @@ Letters: B rows, T positions (padding included), V vocabulary.
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,38 +22,21 @@ from transformers import (
     MaxTimeCriteria,
     PrefixConstrainedLogitsProcessor,
     StoppingCriteriaList,
-    StopStringCriteria,
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ..errors import UserError
-from ..files import write_whole
 from ..heads.backbone import Backbone
 from . import options as given
 from .output import Output
 from .prompts import Encoded, encoded
 from .sampler import DRAFT_WARPERS, Sampler, draw_seed
 
-if TYPE_CHECKING:
-    from .generator import Generator
-
 PREPARED = ("attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep")
 """What transformers hands over for its own forwards, and what is read of it or has no meaning here."""
 
 BY_ROW = ("prompt_ignore_length", "encoder_input_ids", "generated_ngrams")
 """What processors of transformers know of each row of a batch."""
-
-SCRIPT = '''"""Generation with a draft head: the model's own tokens, sooner. Needs `pip install headstart`."""
-
-
-def generate(model, head={head!r}, tree={tree!r}, **arguments):
-    from headstart.inference.door import through
-
-    return through(model, head, tree, **arguments)
-'''
-
-
-# -- the callable ----------------------------------------------------------------------------------------------------
 
 
 def received(
@@ -209,90 +189,3 @@ def _by_step(rows: Sequence[Tensor | None], longest: int, pad: int) -> tuple[Ten
     sure[0, pad] = 0.0
     filled = [torch.cat([row, sure.expand(longest - len(row), -1)]) for row in known]
     return tuple(torch.stack(filled, 1))
-
-
-# -- the folder ------------------------------------------------------------------------------------------------------
-
-
-def write_door(folder: str | Path, head: str | Path | None = None, tree: str | None = None) -> Path:
-    """Write `custom_generate/generate.py` into a folder, so that `model.generate(custom_generate="folder",
-    trust_remote_code=True)` drafts with a head.
-
-    Args:
-        head: the folder or Hub id of the head, or the name of another drafter; None: `folder` itself, as an absolute
-            path. Callers may give another one as `head=...`.
-        tree: form of the drafts; callers may give another one as `tree=...`.
-
-    Returns:
-        The folder.
-    """
-    folder = Path(folder)
-    named = str(folder.resolve() if head is None else head)
-    write_whole(folder / "custom_generate" / "generate.py", SCRIPT.format(head=named, tree=tree))
-    write_whole(folder / "custom_generate" / "requirements.txt", "headstart\n")
-    return folder
-
-
-_MADE: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, str | None], Generator]] = weakref.WeakKeyDictionary()
-
-
-def through(
-    model: Any,
-    head: str,
-    tree: str | None = None,
-    *,
-    inputs: Any = None,
-    streamer: Any = None,
-    tokenizer: Any = None,
-    **arguments: Any,
-) -> Any:
-    """`model.generate(inputs, **arguments)` with a head, streamers and stop strings included.
-
-    Args:
-        head: the folder or Hub id of a head, or the name of another drafter.
-    """
-    generator = _generator(model, head, tree, tokenizer)
-    arguments = _with_stop_strings(model, arguments, tokenizer)
-
-    def decode(
-        model: Any,
-        input_ids: Tensor,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
-        seed: int | None = None,
-        rule: str | None = None,
-        **more: Any,
-    ) -> Any:
-        prepared = (logits_processor, stopping_criteria, generation_config)
-        return generator(model, input_ids, *prepared, seed=seed, rule=rule, streamer=streamer, **more)
-
-    # of the class: the model's own `generate` may be this very function
-    return type(model).generate(model, inputs, custom_generate=decode, **arguments)
-
-
-def _generator(model: nn.Module, head: str, tree: str | None, tokenizer: Any) -> Generator:
-    from ..heads.format import load_head
-    from .drafters import is_name
-    from .generator import Generator
-
-    made = _MADE.setdefault(model, {})
-    if (head, tree) not in made:
-        backbone = Backbone(model, tokenizer)
-        made[head, tree] = Generator(backbone, head if is_name(head) else load_head(head, backbone), tree=tree)
-    return made[head, tree]
-
-
-def _with_stop_strings(model: Any, arguments: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """The arguments with stop strings as a criterion: a callable is not handed the tokenizer that they need."""
-    arguments = dict(arguments)
-    config = arguments.get("generation_config") or model.generation_config
-    strings = arguments.pop("stop_strings", None) or config.stop_strings
-    if strings is None:
-        return arguments
-    if tokenizer is None:
-        raise UserError("stop_strings need a tokenizer: generate(..., stop_strings=..., tokenizer=tokenizer)")
-    if config.stop_strings is not None:
-        arguments["generation_config"] = GenerationConfig.from_dict({**config.to_dict(), "stop_strings": None})
-    own = list(arguments.get("stopping_criteria") or [])
-    return {**arguments, "stopping_criteria": StoppingCriteriaList([*own, StopStringCriteria(tokenizer, strings)])}

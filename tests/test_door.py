@@ -20,7 +20,7 @@ from headstart.errors import UserError
 from headstart.heads.backbone import Backbone
 from headstart.heads.format import save_head
 from headstart.heads.methods import METHODS
-from headstart.inference.door import write_door
+from headstart.inference.folder import write_door
 from headstart.inference.generator import Generator
 
 NEW = 16
