@@ -11,7 +11,7 @@ Letters: B rows, T positions of one forward, S slots, h key-value heads, d their
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -182,3 +182,13 @@ def _grown(buffer: Tensor, capacity: int) -> Tensor:
     larger = _slots(buffer, capacity)
     larger[:, :, : buffer.shape[2]] = buffer
     return larger
+
+
+HANDED_OVER = ("cache", "past_key_values")
+"""What `generate` of transformers calls its cache, now and before 5.24."""
+
+
+def begun(arguments: Mapping[str, Any]) -> bool:
+    """Whether a cache among the arguments that `generate` prepared holds a text already."""
+    found = [arguments[name] for name in HANDED_OVER if arguments.get(name) is not None]
+    return any(cache.get_seq_length() > 0 for cache in found)

@@ -27,12 +27,13 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ..errors import UserError
 from ..heads.backbone import Backbone
+from ..heads.cache import HANDED_OVER, begun
 from . import options as given
 from .output import Output
 from .prompts import Encoded, encoded
 from .sampler import DRAFT_WARPERS, Sampler, draw_seed
 
-PREPARED = ("attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep")
+PREPARED = ("attention_mask", "position_ids", *HANDED_OVER, "use_cache", "logits_to_keep")
 """What transformers hands over for its own forwards, and what is read of it or has no meaning here."""
 
 BY_ROW = ("prompt_ignore_length", "encoder_input_ids", "generated_ngrams")
@@ -148,8 +149,7 @@ def _with_padding(criterion: Any, pads: Tensor) -> Callable[[Tensor, Any], Any]:
 
 
 def _check_kwargs(more: Mapping[str, Any]) -> None:
-    cache = more.get("cache", more.get("past_key_values"))
-    if cache is not None and cache.get_seq_length() > 0:
+    if begun(more):
         raise UserError(f"cache is not supported: {given.REFUSED['cache'][1]}")
     for name, value in more.items():
         if name in PREPARED or value is None or value is False:
