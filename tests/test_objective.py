@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -330,3 +334,14 @@ def test_memory_of_a_step_grows_as_the_length_does(monkeypatch):
     assert long < 2.1 * short, (short, long)
     monkeypatch.setattr(eagle, "attend_ahead", dense)
     assert peak_of_a_step(1024) > 3 * peak_of_a_step(512), "a dense form is seen"
+
+
+def test_compiled_products_are_not_kept_for_every_shape():
+    """Without it a run in bf16 on a CPU grows by 80 MB a step; measured on SmolLM2, 20 steps: 2.6 GiB, or 1.4."""
+    code = "import os, headstart.training; print(os.environ['LRU_CACHE_CAPACITY'])"
+    for given, found in (({}, "16"), ({"LRU_CACHE_CAPACITY": "99"}, "99")):
+        kept = {name: value for name, value in os.environ.items() if not name.endswith("_CACHE_CAPACITY")}
+        told = subprocess.run(
+            [sys.executable, "-c", code], env=kept | given, capture_output=True, text=True, check=True
+        )
+        assert told.stdout.split() == [found]
