@@ -44,11 +44,12 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 ALONE = {**WARPERS, **PROCESSORS}
 PAIRS = {f"{a} and {b}": {**WARPERS[a], **WARPERS[b]} for a, b in itertools.combinations(WARPERS, 2)}
 MIXED = {f"{a} and {b}": {**PROCESSORS[a], **WARPERS[b]} for a, b in itertools.product(PROCESSORS, ("top_p", "top_k"))}
+# all but the decay, which 5.17 multiplies with the -inf that min_new_tokens gives: NaN
+JOINED = {name: given for name, given in PROCESSORS.items() if name != "decay"}
 TOGETHER = {
     "all warpers": {name: value for one in WARPERS.values() for name, value in one.items()},
-    "all processors": {name: value for one in PROCESSORS.values() for name, value in one.items()},
-    # without it: where one token has all the probability, 5.17's own warpers come to NaN together
-    "everything": {name: value for key, one in ALONE.items() for name, value in one.items() if key != "forced_eos"},
+    "all processors": {name: value for one in JOINED.values() for name, value in one.items()},
+    "everything": {name: value for one in {**WARPERS, **JOINED}.values() for name, value in one.items()},
 }
 
 
