@@ -36,6 +36,10 @@ META, SKIPPED = "meta.json", "skipped.jsonl"
 Array = np.ndarray[Any, Any]
 
 
+class Damaged(UserError):
+    """A folder that is not, or not any more, what `prepare` made."""
+
+
 class Row(NamedTuple):
     """A row of the folder."""
 
@@ -116,7 +120,7 @@ def load_prepared(folder: str | Path, tokenizer: Any = None) -> Dataset:
         return load_from_disk(str(folder)).with_format("numpy")
     except (OSError, ValueError) as error:
         reason = first_line(error)
-        raise UserError(f"{folder}: is damaged ({reason}); remove it, and prepare the chats again") from None
+        raise Damaged(f"{folder}: is damaged ({reason}); remove it, and prepare the chats again") from None
 
 
 def _check_origin(folder: Path, source: Mapping[str, Any], now: Mapping[str, str]) -> None:
@@ -163,7 +167,7 @@ def meta_or_none(out: Path) -> dict[str, Any] | None:
             return meta
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise UserError(f"{out}: holds something else than prepared chats; choose another folder, or remove it")
+    raise Damaged(f"{out}: holds something else than prepared chats; choose another folder, or remove it")
 
 
 def remove_leftovers(out: Path) -> None:

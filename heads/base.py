@@ -17,13 +17,14 @@ vocabulary.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..errors import UserError
 from ..settings import build as build_settings
@@ -105,6 +106,8 @@ class DraftHead(nn.Module):
     """Whether what `unroll` yields at depth d guesses `Features.last` at t + 1 + d: then losses on features fit."""
     whole_last: bool = True
     """Whether training reads `Features.last` at every position up to an anchor; False: at the anchors alone."""
+    checkpointing: bool = False
+    """Whether what `spared` runs in training is computed once more in the backward pass, and not kept until then."""
 
     def __init__(self, config: HeadConfig, vocab: DraftVocab | None = None) -> None:
         super().__init__()
@@ -232,6 +235,13 @@ class DraftHead(nn.Module):
     @abstractmethod
     def project(self, hidden: Tensor, depth: int) -> Tensor:
         """(..., H) of `unroll` at this depth to (..., Vd) logits."""
+
+    def spared(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """`function(*inputs)`; with `checkpointing`, of all it computes only the inputs are kept."""
+        if self.checkpointing and torch.is_grad_enabled():
+            kept: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+            return kept
+        return function(*inputs)
 
 
 def matched(states: Tensor, weight: Tensor) -> Tensor:

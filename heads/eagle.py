@@ -175,10 +175,12 @@ class Eagle(DraftHead):
                     ahead[number] = _longer(ahead[number], entries, kept)
                     if number + 1 < len(layers):
                         queries = layer.self_attn.queries(inputs, *turn)
-                        output = layer.finish(residual, attend_ahead(queries, texts[number], ahead[number], at))
+                        mixed = attend_ahead(queries, texts[number], ahead[number], at)
+                        output = self.spared(layer.finish, residual, mixed)
                         inputs, residual = _upper(layers, number).read(output)
             queries = layers[-1].self_attn.queries(inputs, *turn)
-            hidden = self.handed_on(layers[-1].finish(residual, attend_ahead(queries, texts[-1], ahead[-1], at)))
+            mixed = attend_ahead(queries, texts[-1], ahead[-1], at)
+            hidden = self.handed_on(self.spared(layers[-1].finish, residual, mixed))
             yield hidden
 
     def _text(self, inputs: Tensor, residual: Tensor, turn: Pair) -> tuple[list[Pair], Tensor, Tensor]:
@@ -191,7 +193,7 @@ class Eagle(DraftHead):
                 queries = layer.self_attn.queries(inputs, *turn).flatten(0, 1)  # (B * T, n, h)
                 everywhere = torch.arange(rows * length, device=inputs.device)
                 mixed = attend_ahead(queries, texts[-1], _nothing(texts[-1], rows * length), everywhere)
-                output = layer.finish(residual, mixed.view(rows, length, -1))
+                output = self.spared(layer.finish, residual, mixed.view(rows, length, -1))
                 inputs, residual = _upper(layers, number).read(output)
         return texts, inputs, residual
 

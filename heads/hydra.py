@@ -177,7 +177,8 @@ class Hydra(DraftHead):
         for depth, (head, at) in enumerate(zip(self.heads, anchors, strict=False)):
             if depth:
                 states = states[torch.searchsorted(anchors[depth - 1], at)]
-            yield head(torch.cat((states, *(embedded[at + 1 + k] for k in range(depth + 1))), -1))
+            path = torch.cat((states, *(embedded[at + 1 + k] for k in range(depth + 1))), -1)
+            yield self.spared(head, path)
 
     def _anchored(self, last: Tensor, at: Tensor) -> Tensor:
         """(M, H) what the heads read at the anchors, from (B, T, H) hidden states."""
@@ -193,7 +194,8 @@ class Hydra(DraftHead):
             text[0].new_empty(len(at), 0, *text[0].shape[2:]),
             text[1].new_empty(len(at), 0, *text[1].shape[2:]),
         )
-        return self._normed(self.prefix.finish(residual, attend_ahead(queries, text, nothing, at)))
+        mixed = attend_ahead(queries, text, nothing, at)
+        return self._normed(self.spared(self.prefix.finish, residual, mixed))
 
     def project(self, hidden: Tensor, depth: int) -> Tensor:
         if self._shared is not None:

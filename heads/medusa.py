@@ -137,7 +137,7 @@ class Medusa(DraftHead):
         assert len(anchors) <= len(self.heads), f"{len(anchors)} depths of {len(self.heads)} Medusa heads"
         last = features.last.flatten(0, 1)  # (B * T, H)
         for head, at in zip(self.heads, anchors, strict=False):
-            yield head(matched(last[at], self._weight))
+            yield self.spared(head, matched(last[at], self._weight))
 
     def project(self, hidden: Tensor, depth: int) -> Tensor:
         if self._shared is None:

@@ -217,6 +217,8 @@ class _Reader:
         if made is dict and isinstance(value, Mapping):
             names, kinds = arguments or (Any, Any)
             return {self.value(names, k, key): self.value(kinds, v, _join(key, k)) for k, v in value.items()}
+        if kind == list[str] and isinstance(value, str):
+            value = [value]  # `data.train=chats.jsonl`: a list of one
         if made is dict or not isinstance(value, (list, tuple, set)):
             raise _Refused(key, f"{key} is {_kind(value)}; expected {_wanted(kind)}")
         fixed = made is tuple and arguments and arguments[-1] is not ...

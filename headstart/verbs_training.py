@@ -35,6 +35,26 @@ def train(settings: TrainSettings) -> None:
         print(result)
 
 
+@dataclass
+class PlotSettings:
+    """Curves of training runs."""
+
+    runs: list[Path]
+    """Folders of runs, to be compared."""
+    out: Path = Path("curves.png")
+    """The picture."""
+
+
+def plot(settings: PlotSettings) -> None:
+    from headstart.training.curves import read_curves, table
+    from headstart.training.plot import draw
+
+    curves = read_curves(settings.runs)
+    print(table(curves), flush=True)
+    draw(curves, settings.out)
+    print(settings.out)
+
+
 TRAINING: dict[str, Verb] = {
     "train": Verb(
         train,
@@ -47,5 +67,12 @@ TRAINING: dict[str, Verb] = {
             "headstart train configs/smollm2-eagle3.yaml --check",
         ),
         recipe="headstart.training.recipe:Recipe",
+    ),
+    "plot": Verb(
+        plot,
+        "Draw the curves of training runs into one picture, and print what they came to.",
+        ("headstart.verbs_training:PlotSettings",),
+        ("runs",),
+        ("headstart plot runs/smollm2-eagle3", "headstart plot runs/a runs/b --out compared.png"),
     ),
 }

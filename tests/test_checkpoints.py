@@ -17,6 +17,7 @@ import torch
 
 import zoo
 from headstart.errors import UserError
+from headstart.heads.format import load_head
 from headstart.heads.methods import METHODS
 from headstart.training import checkpoints, loop
 from headstart.training.checkpoints import Interrupts
@@ -318,3 +319,41 @@ def test_a_full_disk_is_told_whatever_the_library_calls_it(tmp_path, monkeypatch
     with pytest.raises(UserError, match="step-000003: cannot be written, is the disk full"):
         checkpoints.save(tmp_path, checkpoints.State(step=3), head.state_dict(), {}, 1)
     assert not checkpoints.checkpoints(tmp_path)
+
+
+def test_the_head_that_was_accepted_longest_is_kept(rows, tmp_path, monkeypatch, capsys):
+    """By measurement, over a crash; and it is the head of that step."""
+    lengths = {1: 1.2, 2: 1.9, 3: 1.4, 4: 1.9, 5: 1.1, 6: 1.3}
+    plain, weights = loop.evaluate, {}
+
+    def measured(setup):
+        step = next(place for place in range(1, 7) if place not in weights)
+        weights[step] = {name: one.clone() for name, one in setup.head.state_dict().items()}
+        return {**plain(setup), "acceptance_length": lengths[step]}
+
+    monkeypatch.setattr(loop, "evaluate", measured)
+    recipe = runs.recipe(tmp_path / "run", rows, evaluate__every=1, save__every=1)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 4, crash)
+        with pytest.raises(Crash):
+            train(recipe, backbone=zoo.backbone())
+    train(recipe, backbone=zoo.backbone())
+    best = load_head(recipe.run / "best")
+    assert runs.same_bits(best.state_dict(), weights[2])
+    assert json.loads((recipe.run / "best" / "config.json").read_text())["provenance"]["steps"] == 2
+    assert not runs.same_bits(best.state_dict(), runs.weights(recipe.run))
+    assert f"the best head, of step 2 (1.90 measured), is {recipe.run / 'best'}" in capsys.readouterr().err
+
+
+def test_a_best_head_that_cannot_be_written_costs_nothing_else(rows, tmp_path, monkeypatch, capsys):
+    plain = loop.save_head
+
+    def save(head, folder, **rest):
+        if folder.name == "best":
+            raise UserError(f"{folder}: cannot be written (No space left on device)")
+        return plain(head, folder, **rest)
+
+    monkeypatch.setattr(loop, "save_head", save)
+    recipe = runs.recipe(tmp_path / "run", rows, optim__max_steps=1)
+    assert train(recipe, backbone=zoo.backbone()).exists()
+    assert "the best head so far was not written" in capsys.readouterr().err

@@ -157,8 +157,9 @@ def test_without_held_out_rows_there_is_nothing_to_tell(rows, tmp_path):
     assert not any("held_out" in line for line in runs.lines(tmp_path / "run"))
 
 
+@pytest.mark.parametrize("tree", ["chain:4", None])
 @pytest.mark.parametrize("method", TRAINABLE)
-def test_the_estimate_is_borne_out_by_decoding(method, rows, tmp_path):
+def test_the_estimate_is_borne_out_by_decoding(method, tree, rows, tmp_path):
     """B162: over-fitted on the backbone's own greedy answers, both lengths are long and agree."""
     backbone = zoo.backbone(num_hidden_layers=2)
     plain = Generator(backbone)
@@ -168,13 +169,14 @@ def test_the_estimate_is_borne_out_by_decoding(method, rows, tmp_path):
     if TRAINABLE[method].build(backbone).max_depth:
         changes["head__num_heads"] = 4
     changes |= {"batch__rows": 6, "batch__forward_rows": 6}
-    changes |= {"evaluate__rows": 6, "evaluate__prompts": 6, "evaluate__max_new_tokens": 24}
+    changes |= {"evaluate__rows": 6, "evaluate__prompts": 6, "evaluate__max_new_tokens": 24, "evaluate__tree": tree}
     with pytest.MonkeyPatch.context() as patch:
         own = Rows.from_lists(texts, [[0] * 6 + [1] * (len(text) - 6) for text in texts])
         patch.setattr("headstart.training.setup.prepared_rows", lambda data, backbone: own)
         patch.setattr("headstart.training.setup.split", lambda keys, share: (range(6), range(6)))
         train(runs.recipe(tmp_path / "run", rows, method, **changes), backbone=backbone)
     figures = runs.lines(tmp_path / "run")[-1]["held_out"]
+    assert figures["tree"] == (tree or "dynamic:3x3x6")
     least = 2 if method == "medusa" else 3  # which does not read what was drafted
     assert figures["estimated_acceptance_length"] > least
     assert figures["acceptance_length"] > least

@@ -21,7 +21,7 @@ from headstart.training import loop, losses, sheet
 from headstart.training.batches import Rows
 from headstart.training.loop import train
 from headstart.training.losses import Loss
-from headstart.training.recipe import OptimSettings
+from headstart.training.recipe import OptimSettings, load_recipe
 from headstart.training.schedule import Schedule
 from headstart.training.setup import set_up
 
@@ -290,6 +290,27 @@ def test_chats_are_prepared_once_and_again_when_they_change(tmp_path, monkeypatc
         made.append((len(setup.rows) + len(setup.held_out), (folder / META).stat().st_mtime_ns))
     assert [number for number, _ in made] == [6, 6, 7]
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("name", ["meta.json", "dataset_info.json", "data-00000-of-00001.arrow", "state.json"])
+def test_a_prepared_set_that_was_damaged_in_the_cache_is_made_anew(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "cache"))
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in zoo.chats(6)))
+    recipe = runs.recipe(tmp_path / "run", chats)
+    before = set_up(recipe, zoo.backbone()).facts()
+    (folder,) = (tmp_path / "cache" / "prepared").glob("[!.]*")
+    content = (folder / name).read_bytes()
+    for cut in (len(content) // 2, 0):
+        (folder / name).write_bytes(content[:cut])
+        assert set_up(recipe, zoo.backbone()).facts() == before
+        assert f"{folder}: made anew" in capsys.readouterr().err
+    assert (folder / name).stat().st_size
+
+
+def test_one_file_of_chats_needs_no_brackets():
+    made = load_recipe(None, ["backbone=tiny", "run=r", "data.train=a.jsonl"])
+    assert made.data.train == ["a.jsonl"]
 
 
 class Notebook(tracking.GeneralTracker):

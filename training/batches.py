@@ -41,6 +41,8 @@ class Batch:
     """True tokens, padding left out."""
     cached: Callable[[], Features] | None = None
     """Reads the features of these positions, on the CPU, where a cache has them."""
+    lengths: list[int] | None = None
+    """True tokens of each row, where several rows may be packed into one of the backbone's forward."""
 
     def to(self, device: torch.device) -> Batch:
         return replace(self, ids=self.ids.to(device), mask=self.mask.to(device))
@@ -248,10 +250,10 @@ def forwards(rows: Rows, order: Sequence[int], settings: BatchSettings) -> list[
         if group and (len(group) == most or (len(group) + 1) * lengths[group[0]] > settings.forward_tokens):
             groups.append([])
         groups[-1].append(row)
-    return [collate(rows, group) for group in groups if group]
+    return [collate(rows, group, pack=settings.pack) for group in groups if group]
 
 
-def collate(rows: Rows, numbers: Sequence[int]) -> Batch:
+def collate(rows: Rows, numbers: Sequence[int], *, pack: bool = False) -> Batch:
     """These rows, side by side."""
     chosen = [rows[number] for number in numbers]
     width = max(len(ids) for ids, _ in chosen)
@@ -263,5 +265,7 @@ def collate(rows: Rows, numbers: Sequence[int]) -> Batch:
     if rows.cache is not None:
         places = [(rows.number(number), row, 0) for row, number in enumerate(numbers)]
         cached = partial(rows.cache.read, places, *ids.shape)
-    size = sum(len(tokens) for tokens, _ in chosen)
-    return Batch(torch.from_numpy(ids), torch.from_numpy(mask), list(numbers), size, cached)
+    lengths = [len(tokens) for tokens, _ in chosen]
+    return Batch(
+        torch.from_numpy(ids), torch.from_numpy(mask), list(numbers), sum(lengths), cached, lengths if pack else None
+    )

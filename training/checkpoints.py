@@ -5,6 +5,7 @@ A run folder holds
     recipe.yaml              the settings it was begun with
     metrics.jsonl            a line every few steps, and one for each evaluation
     checkpoints/step-000200/ head.safetensors (fp32), optimizer.pt, state.json
+    best/                    the head that was accepted longest so far, as measured
     head/                    the trained head in its own format, once the run is finished
 
 The order of rows, the learning rate and the random numbers of a step follow from its number, so that a checkpoint needs
@@ -38,7 +39,7 @@ from .recipe import Recipe, differences, load_recipe
 if TYPE_CHECKING:
     from .setup import Setup
 
-RECIPE, HEAD = "recipe.yaml", "head"
+RECIPE, HEAD, BEST = "recipe.yaml", "head", "best"
 
 
 @dataclass
@@ -54,6 +55,10 @@ class State:
     finished: bool = False
     held_out: dict[str, Any] = field(default_factory=dict)
     """The last evaluation."""
+    evaluated: int = -1
+    """Its step."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """Step and acceptance length of the head that was accepted longest, by measurement; it lies in `best/`."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What the run depends on besides its recipe."""
     processes: int = 1

@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 from ..heads.backbone import Backbone
+from ..inference.drafters import DEFAULT_SHAPE
 from ..inference.generator import Generator
 from ..inference.stats import Stats, expected_tokens, merge
+from ..inference.tree import Shape, limited, parse_shape
 from .batches import Batch, Rows, anchors, forwards
+from .estimate import Estimate
 from .objective import Objective
 from .processes import in_step
 from .setup import Setup
@@ -62,24 +65,26 @@ def evaluate(setup: Setup) -> dict[str, Any]:
     if not len(rows):
         return {}
     rank, world = accelerator.process_index, accelerator.num_processes
-    head, figures = setup.head, {}
+    head, figures, shape = setup.head, {}, tree(setup)
     head.eval()
     try:
         with setup.layout.whole():
             if wanted.rows:
                 mine = range(len(rows))[: wanted.rows][rank::world]
                 batches = forwards(rows, mine, setup.recipe.batch)
+                estimate = Estimate(shape, min(shape.depth, head.max_depth or shape.depth))
                 with in_step(setup.layout, setup.backbone):
-                    sums = count(setup.objective, (one.to(accelerator.device) for one in batches))
-                for name, value in vars(sums).items():
-                    setattr(sums, name, accelerator.reduce(value.to(accelerator.device), "sum").cpu())
+                    sums = count(setup.objective, (one.to(accelerator.device) for one in batches), estimate)
+                _add_up(accelerator, sums, *vars(sums))
+                _add_up(accelerator, estimate, "reached", "kept")
                 figures = sums.figures(setup.objective.shares.cpu())
+                figures |= {"tree": str(shape), "estimated_acceptance_length": estimate.length}
             if wanted.prompts:
                 with in_step(setup.layout, setup.backbone):
                     stats = _measured(setup, prompts(rows, wanted.prompts)[rank::world])
                 stats = merge(_gathered(accelerator, stats))
                 figures |= {
-                    "tree": _tree(setup),
+                    "tree": str(shape),
                     "acceptance_length": stats.acceptance_length,
                     "acceptance": stats.acceptance,
                 }
@@ -89,8 +94,8 @@ def evaluate(setup: Setup) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def count(objective: Objective, batches: Iterable[Batch]) -> Counts:
-    """Sums over batches."""
+def count(objective: Objective, batches: Iterable[Batch], estimate: Estimate | None = None) -> Counts:
+    """Sums over batches, of an estimate for a tree, too."""
     depths = objective.depths
     sums = Counts(*(torch.zeros(depths) for _ in range(6)))
     for batch in batches:
@@ -111,6 +116,8 @@ def count(objective: Objective, batches: Iterable[Batch]) -> Counts:
             sums.reached[depth] += alive.sum().cpu()
             alive = alive & hits
             sums.kept[depth] += alive.sum().cpu()
+        if estimate is not None:
+            estimate.add(objective, batch, features, truth)
     return sums
 
 
@@ -131,20 +138,29 @@ def prompts(rows: Rows, number: int) -> list[list[int]]:
     return found
 
 
+def tree(setup: Setup) -> Shape:
+    """The form of the drafts: what the recipe says, or what generation takes for such a head."""
+    wanted, deepest = setup.recipe.evaluate.tree, setup.head.max_depth
+    shape = DEFAULT_SHAPE if wanted is None else parse_shape(wanted)
+    return limited(shape, deepest or shape.depth)
+
+
+def _add_up(accelerator: Any, sums: Any, *names: str) -> None:
+    """These sums, over all processes."""
+    for name in names:
+        setattr(sums, name, accelerator.reduce(getattr(sums, name).to(accelerator.device), "sum").cpu())
+
+
 def _measured(setup: Setup, mine: Sequence[list[int]]) -> Stats:
     """The head at work, greedily."""
     wanted = setup.recipe.evaluate
-    generator = Generator(setup.backbone, setup.head, tree=_tree(setup))
+    generator = Generator(setup.backbone, setup.head, tree=tree(setup))
     room = setup.backbone.max_positions - wanted.max_new_tokens
     return merge(
         generator.generate(prompt, max_new_tokens=wanted.max_new_tokens, do_sample=False).stats
         for prompt in mine
         if len(prompt) <= room
     )
-
-
-def _tree(setup: Setup) -> str:
-    return setup.recipe.evaluate.tree or f"chain:{setup.objective.depths}"
 
 
 def _gathered(accelerator: Any, stats: Stats) -> list[Stats]:

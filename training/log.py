@@ -23,15 +23,16 @@ class Log:
 
     Args:
         step: where the run goes on; lines of later steps, which an interruption lost, are taken back.
+        evaluated: the step of its last evaluation; later ones are taken back, too.
     """
 
-    def __init__(self, recipe: Recipe, accelerator: Any, step: int, steps: int) -> None:
+    def __init__(self, recipe: Recipe, accelerator: Any, step: int, evaluated: int, steps: int) -> None:
         self.accelerator, self.main = accelerator, bool(accelerator.is_main_process)
         self.progress = Progress(steps, "steps", "train", done=step, enabled=self.main)
         self.files: dict[str, TextIO] = {}
         if self.main:
             for name in ("metrics.jsonl", *(["rows.jsonl"] if recipe.log.rows else [])):
-                _take_back(recipe.run / name, step)
+                _take_back(recipe.run / name, step, evaluated)
                 self.files[name] = open(recipe.run / name, "a", encoding="utf-8")  # noqa: SIM115
         if recipe.log.trackers:
             _start_trackers(recipe, accelerator)
@@ -143,12 +144,12 @@ def memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
-def _take_back(path: Path, step: int) -> None:
-    """Keep the lines up to `step`; a last line that was cut off goes, too."""
+def _take_back(path: Path, step: int, evaluated: int) -> None:
+    """Keep the lines up to these steps; a last line that was cut off goes, too."""
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if _step_of(line) <= step]
+    kept = [line for line in lines if _step_of(line) <= (evaluated if '"held_out"' in line else step)]
     if kept != lines:
         write_whole(path, "".join(line + "\n" for line in kept))
 

@@ -78,10 +78,9 @@ class Run:
 
     def __init__(self, setup: Setup, state: State) -> None:
         self.setup, self.state, self.recipe = setup, state, setup.recipe
-        self.log = Log(setup.recipe, setup.accelerator, state.step, setup.schedule.steps)
+        self.log = Log(setup.recipe, setup.accelerator, state.step, state.evaluated, setup.schedule.steps)
         self.clock = time.monotonic() - state.seconds
         self.window = Window(setup.objective.shares.cpu(), setup.accelerator.num_processes)
-        self.evaluated = -1
         self.first_losses: list[float] = []
         self.last: dict[str, float] = {}
 
@@ -149,11 +148,22 @@ class Run:
 
     def evaluate(self) -> None:
         figures = evaluate(self.setup)
-        self.evaluated = self.state.step
-        self.state.held_out = figures
+        self.state.evaluated, self.state.held_out = self.state.step, figures
         if figures:
             self.log.write(self.state.step, {"held_out": figures})
             self.log.say(f"step {self.state.step}: {told(figures)}")
+        self.keep_best(figures.get("acceptance_length", 0.0))
+
+    def keep_best(self, length: float) -> None:
+        """Write the head beside the run's checkpoints, if none before it was accepted that long."""
+        state = self.state
+        if length <= state.best.get("acceptance_length", 0.0):
+            return
+        state.best = {"step": state.step, "acceptance_length": length}
+        try:
+            self.write_head(checkpoints.BEST)
+        except UserError as error:
+            self.log.say(f"training goes on, but the best head so far was not written: {error}")
 
     def save(self, due: bool = False) -> None:
         """Write a checkpoint. One that was merely due may fail: the run goes on, and the next one is tried."""
@@ -172,16 +182,25 @@ class Run:
         if not self.state.finished:
             if self.window.tokens:
                 self.report()
-            if self.evaluated != self.state.step:
+            if self.state.evaluated != self.state.step:
                 self.evaluate()
             self.state.finished = True
             self.save()
+        self.write_head(checkpoints.HEAD)
+        self.setup.accelerator.wait_for_everyone()
+        if self.state.best and self.state.best["step"] != self.state.step:
+            step, length = self.state.best.values()
+            self.log.say(
+                f"the best head, of step {step} ({length:.2f} measured), is {self.recipe.run / checkpoints.BEST}"
+            )
+
+    def write_head(self, name: str) -> None:
+        """The head as it is now, in its own format, read back. On all processes."""
         weights = self.setup.layout.weights(self.setup.objective)
         if self.setup.accelerator.is_main_process:
-            folder = self.recipe.run / checkpoints.HEAD
+            folder = self.recipe.run / name
             save_head(self.setup.head, folder, weights=weights, provenance=provenance(self.setup, self.state))
             checkpoints.check_written(folder, load_head(folder).state_dict(), weights)
-        self.setup.accelerator.wait_for_everyone()
 
 
 def agree(

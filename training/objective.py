@@ -19,6 +19,7 @@ from ..heads.base import DraftHead
 from .batches import Batch, anchors
 from .losses import LOSSES, Mixture, exact, named
 from .noise import noisy
+from .packing import packed_features
 from .recipe import LossSettings
 from .summed import CHUNK, ELSEWHERE, Terms, summed
 
@@ -81,6 +82,8 @@ class Objective(nn.Module):
         """What the frozen backbone makes of a batch, now or earlier; only what the head and the loss read is kept."""
         if batch.cached is not None:
             return batch.cached().to(batch.ids.device)
+        if batch.lengths is not None:
+            return packed_features(self.backbone, batch.ids, batch.lengths, self.head.taps)
         return self.backbone.forward(batch.ids, taps=self.head.taps)
 
     def counts(self, batch: Batch) -> Tensor:

@@ -94,6 +94,11 @@ class BatchSettings:
     """The most rows of one forward; a step is accumulated over as many forwards as that takes."""
     forward_tokens: int = 4096
     """The most tokens of one forward, padding counted (one row may be longer)."""
+    pack: bool = False
+    """Let the backbone read several short conversations as one row, each seeing itself alone, in place of padding."""
+    checkpointing: bool = False
+    """Compute what is inside the head's layers once more in the backward pass instead of keeping it: less memory, more
+    time."""
 
     def __post_init__(self) -> None:
         for name in ("rows", "tokens", "forward_rows", "forward_tokens"):
@@ -198,7 +203,8 @@ class EvaluateSettings:
     max_new_tokens: int = 64
     """Tokens of each answer."""
     tree: str | None = None
-    """Form of the drafts, such as chain:4 or dynamic:4x4x8; without it, a chain of the trained depths."""
+    """Form of the drafts, such as chain:4 or dynamic:4x4x8, for both acceptance lengths; without it, the one that
+    generation takes."""
 
     def __post_init__(self) -> None:
         _require(self.every is None or self.every >= 1, "evaluate.every", self.every, "1 or more, or null")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 from ..data.prepare import META, PrepareSettings, load_prepared, prepare, tokenizer_of
-from ..errors import UserError
+from ..data.store import Damaged
+from ..errors import UserError, first_line
 from ..files import cache_folder, text_hash
 from ..heads import chat
 from .batches import Rows
@@ -15,7 +18,8 @@ from .recipe import DataSettings
 
 
 def prepared_rows(data: DataSettings, backbone: Any) -> Rows:
-    """All prepared rows. Chats are prepared in the cache, and found there again as long as nothing of them changes.
+    """All prepared rows. Chats are prepared in the cache, and found there again as long as nothing of them changes;
+    what was damaged there is made anew.
 
     Args:
         backbone: one with a tokenizer, or the tokenizer itself.
@@ -30,6 +34,18 @@ def prepared_rows(data: DataSettings, backbone: Any) -> Rows:
     if folders:
         return Rows.of(load_prepared(folders[0], backbone))
     asked = json.dumps([list(map(str, given)), data.max_length, chat.fingerprint(tokenizer_of(backbone))])
-    out = cache_folder() / "prepared" / text_hash(asked)[:16]
-    prepare(backbone, PrepareSettings(input=data.train, out=out, max_length=data.max_length))
-    return Rows.of(load_prepared(out, backbone))
+    settings = PrepareSettings(data.train, cache_folder() / "prepared" / text_hash(asked)[:16], data.max_length)
+    try:
+        return _found(backbone, settings)
+    except Damaged as error:  # it is ours, and can be made again
+        print(f"{error}\n{settings.out}: made anew", file=sys.stderr)
+        shutil.rmtree(settings.out)
+        return _found(backbone, settings)
+
+
+def _found(backbone: Any, settings: PrepareSettings) -> Rows:
+    prepare(backbone, settings)
+    try:
+        return Rows.of(load_prepared(settings.out, backbone))
+    except (OSError, ValueError, IndexError, KeyError, AssertionError) as error:
+        raise Damaged(f"{settings.out}: is damaged ({first_line(error)})") from None

@@ -101,6 +101,7 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
         rows.cache = held_out.cache = features_of(
             recipe.data, backbone, weights, reads, prepared, accelerator, together=together
         )
+    head.checkpointing = recipe.batch.checkpointing
     autocast = fast if recipe.precision.autocast == "auto" else recipe.precision.autocast == "bf16"
     objective = Objective(head, recipe.loss, autocast=autocast)
     layout.wrap(objective, build_optimizer(head, recipe.optim), recipe.optim.clip)
