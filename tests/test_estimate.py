@@ -17,7 +17,6 @@ from headstart.training.evaluate import count
 from headstart.training.objective import Objective
 from headstart.training.recipe import LossSettings
 
-
 TEXT = batch_of(7, (30, 26))
 
 

@@ -91,6 +91,8 @@ def test_train_generate_bench_verify(run, work):
     assert not (work / "runs").exists()
     assert run("train", "recipe.yaml", "optim.lr=1e-3").endswith("\nruns/one/head\n")
     assert "did you mean optim.lr?" in run("train", "recipe.yaml", "optim.lrr=1", code=2)
+    pytest.importorskip("matplotlib")
+    assert run("plot", "runs/one").endswith("\ncurves.png\n")
     options = ("--backbone", "backbone", "--max-new-tokens", "12", "red blue")
     plain = run("generate", *options)
     assert run("generate", *options, "--head", "runs/one/head") == plain
