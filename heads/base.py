@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -55,7 +55,7 @@ class HeadConfig:
     draft_vocab_size: int
     """Tokens that the head can propose."""
     num_layers: int
-    """Decoder layers of the backbone."""
+    """Decoder layers of the backbone; 0 in a head from elsewhere whose files do not say, until it is bound."""
     backbone: str = ""
     """Name of the backbone that the head was made for."""
     backbone_hash: str = ""
@@ -162,7 +162,7 @@ class DraftHead(nn.Module):
         pairs: list[tuple[str, object, object]] = [
             ("hidden states of width", config.hidden_size, backbone.hidden_size),
             ("a vocabulary of", config.vocab_size, backbone.vocab_size),
-            ("decoder layers:", config.num_layers, backbone.num_layers),
+            ("decoder layers:", config.num_layers or backbone.num_layers, backbone.num_layers),
         ]
         if config.tokenizer_hash and backbone.tokenizer is not None:
             pairs.append(("a tokenizer with hash", config.tokenizer_hash, _fingerprints(backbone)["tokenizer_hash"]))
@@ -172,6 +172,8 @@ class DraftHead(nn.Module):
                     f"the {self.method} head was made for {made_for}, with {what} {ours}; {backbone.name} has "
                     f"{theirs}. Use the backbone that it was trained on, or train a head for this one"
                 )
+        if not config.num_layers:
+            self.config = replace(config, num_layers=backbone.num_layers)
         self._backbone = backbone
         return self
 

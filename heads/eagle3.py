@@ -49,7 +49,8 @@ class Eagle3Config(EagleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wrong = [k for k in self.taps if not 0 <= k <= self.num_layers]
+        top = self.num_layers or max(self.taps, default=0)  # 0: not known yet
+        wrong = [k for k in self.taps if not 0 <= k <= top]
         if wrong or not self.taps:
             raise UserError(f"taps are {list(self.taps)}; the backbone's hidden states are 0..{self.num_layers}")
         if self.width is not None and self.width < 1:

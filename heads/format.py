@@ -26,10 +26,12 @@ from ..files import whole_folder, write_whole
 from ..settings import build, dump
 from .adapter import FOLDER as ADAPTER
 from .adapter import Adapter, apply
+from .assembly import assembled, outside, some
 from .backbone import Backbone
-from .base import DraftHead, HeadConfig
+from .base import DraftHead
+from .exchange import import_head
 from .methods import METHODS
-from .vocab import DraftVocab
+from .weights import read_config
 
 FORMAT, VERSION = "headstart", 1
 LAYER_IDS = (
@@ -37,7 +39,6 @@ LAYER_IDS = (
     "all before the final norm"
 )
 _CONFIG, _WEIGHTS, _CARD = "config.json", "model.safetensors", "README.md"
-_MAPS = ("d2t", "t2d")
 
 
 @dataclass(kw_only=True)
@@ -87,7 +88,7 @@ def save_head(
     config = replace(head.config, adapter_hash=adapter.hash()) if adapter else head.config
     strange = sorted(path.name for path in folder.iterdir() if path.name not in _FILES) if folder.is_dir() else []
     if strange:
-        raise UserError(f"{folder}: holds {_some(strange)}, which a head would replace; give a new or empty folder")
+        raise UserError(f"{folder}: holds {some(strange)}, which a head would replace; give a new or empty folder")
     manifest = Manifest(
         format=FORMAT,
         format_version=VERSION,
@@ -98,7 +99,7 @@ def save_head(
         provenance=dict(provenance or {}),
     )
     tensors = {
-        _outside(name): tensor.detach().cpu().contiguous() for name, tensor in (weights or head.state_dict()).items()
+        outside(name): tensor.detach().cpu().contiguous() for name, tensor in (weights or head.state_dict()).items()
     }
     with whole_folder(folder) as part:
         try:
@@ -137,29 +138,43 @@ def load_head(
             other, or it was made for another backbone.
     """
     folder = _folder(source, revision)
+    own = folder.is_dir() and is_own(folder)
+    head = _own(folder) if own else import_head(folder, backbone)
+    if backbone is not None:
+        head.bind(backbone)
+        if own or adapter:
+            _adapt(head, backbone, folder, adapter)
+        dtype, device = dtype or backbone.dtype, device or backbone.device
+    return head.to(device=device, dtype=dtype).eval()
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a folder says that it is in the own format."""
+    return read_config(folder).get("format") == FORMAT
+
+
+def _own(folder: Path) -> DraftHead:
     manifest = _manifest(folder)
     method = METHODS.get(manifest.method)
     if method is None:
         raise UserError(f"{folder / _CONFIG}: method is {manifest.method!r}; known are {', '.join(METHODS)}")
     config = build(method.config_class, manifest.config, lambda key: f"{folder / _CONFIG}, config")
-    head = _assembled(method, config, _tensors(folder / _WEIGHTS), folder / _WEIGHTS)
-    if backbone is not None:
-        head.bind(backbone)
-        _adapt(head, backbone, folder, adapter)
-        dtype, device = dtype or backbone.dtype, device or backbone.device
-    return head.to(device=device, dtype=dtype).eval()
+    return assembled(method, config, _tensors(folder / _WEIGHTS), str(folder / _WEIGHTS))
 
 
 def provenance_of(source: str | Path, revision: str | None = None) -> dict[str, Any]:
-    """How a head was trained, as its files say.
+    """How a head was trained, as its files say; those of other tools say nothing.
 
     Raises:
         UserError: as `load_head`.
     """
-    return _manifest(_folder(source, revision)).provenance
+    folder = _folder(source, revision)
+    return _manifest(folder).provenance if folder.is_dir() and is_own(folder) else {}
 
 
 _FILES = {_CONFIG, _WEIGHTS, _CARD, ADAPTER}
+_SAFE = [_CONFIG, "*.safetensors", "*.index.json", f"{ADAPTER}/*.json"]
+_PICKLED = [_CONFIG, "*.bin", "*.pt", "*.index.json"]
 
 
 def _adapt(head: DraftHead, backbone: Backbone, folder: Path, wanted: bool | None) -> None:
@@ -181,19 +196,24 @@ def _adapt(head: DraftHead, backbone: Backbone, folder: Path, wanted: bool | Non
 
 
 def _folder(source: str | Path, revision: str | None) -> Path:
-    """The folder of a source, for a run that of its head; a Hub repository is fetched, configs and safetensors only."""
+    """The folder or file of a source, for a run that of its head; of the Hub, pickles only where there is nothing else."""
+    if Path(source).is_file():
+        path = Path(source)
+        return path.parent if path.name == _WEIGHTS and is_own(path.parent) else path
     if Path(source).is_dir():
         inner = Path(source) / "head"
         return inner if (inner / _CONFIG).is_file() and not (Path(source) / _CONFIG).exists() else Path(source)
     if not isinstance(source, str) or source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise UserError(
-            f"{source}: no such folder; a head is a folder that headstart wrote, or a Hub id like user/name"
+            f"{source}: no such folder; a head is a folder or a file of weights, or a Hub id like user/name"
         )
     from huggingface_hub import snapshot_download
 
     try:
-        wanted = [_CONFIG, "*.safetensors", f"{ADAPTER}/*.json"]
-        return Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
+        folder = Path(snapshot_download(source, revision=revision, allow_patterns=_SAFE))
+        if not any(folder.glob("*.safetensors")):  # older heads, whose pickles are read as tensors alone
+            folder = Path(snapshot_download(source, revision=revision, allow_patterns=_PICKLED))
+        return folder
     except (OSError, ValueError) as error:
         reason = first_line(error)
         raise UserError(f"{source}: no such folder, and not to be had from the Hub: {reason}") from error
@@ -205,15 +225,12 @@ def _manifest(folder: Path) -> Manifest:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"{folder}: no headstart head, there is no {_CONFIG}; it holds {_some(_names(folder))}"
+            f"{folder}: no headstart head, there is no {_CONFIG}; it holds {some(_names(folder))}"
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise UserError(
-            f"{folder}: no headstart head; it looks like {_likeness(found, _names(folder))}. "
-            "Only the format that headstart writes can be loaded"
-        )
+        raise UserError(f"{folder}: no head in headstart's own format, {_CONFIG} does not say so")
     if found.get("format_version") != VERSION:
         raise UserError(
             f"{path}: format_version is {found.get('format_version')!r}, this headstart reads {VERSION}; "
@@ -228,58 +245,10 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except FileNotFoundError:
         raise UserError(
-            f"{path}: no such file, so the head has no weights; it holds {_some(_names(path.parent))}"
+            f"{path}: no such file, so the head has no weights; it holds {some(_names(path.parent))}"
         ) from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: cannot be read, it may be cut short ({error})") from None
-
-
-def _assembled(method: type[DraftHead], config: HeadConfig, tensors: dict[str, Tensor], path: Path) -> DraftHead:
-    """A head with exactly these tensors in it."""
-    vocab = DraftVocab(range(config.draft_vocab_size), config.vocab_size)
-    if not vocab.full and all(name in tensors for name in _MAPS):
-        try:
-            vocab = DraftVocab.from_maps(tensors["d2t"], tensors["t2d"], config.vocab_size)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-    with torch.device("meta"):  # without storage, so that what no tensor fills could not be used
-        head = method(config, vocab)
-    expected = {_outside(name): tensor for name, tensor in head.state_dict().items()}
-    _compare(expected, tensors, path, method.method)
-    head.load_state_dict({_inside(name): tensor for name, tensor in tensors.items()}, strict=True, assign=True)
-    return head
-
-
-def _compare(expected: dict[str, Tensor], found: dict[str, Tensor], path: Path, method: str) -> None:
-    """Refuse tensors that are missing, left over, or of another shape or kind."""
-    faults = []
-    if missing := sorted(expected.keys() - found.keys()):
-        faults.append(f"missing: {_some(missing)}")
-    if extra := sorted(found.keys() - expected.keys()):
-        faults.append(f"not part of it: {_some(extra)}")
-    for name in sorted(expected.keys() & found.keys()):
-        wanted, given = _kind(expected[name]), _kind(found[name])
-        if wanted != given:
-            faults.append(f"{name} is {given}, expected {wanted}")
-    if faults:
-        raise UserError(f"{path}: does not hold the {method} head of its {_CONFIG}; " + "; ".join(faults[:6]))
-
-
-def _likeness(found: Any, names: list[str]) -> str:
-    """What a foreign folder seems to be, for a message."""
-    keys = found if isinstance(found, dict) else {}
-    architecture = str((keys.get("architectures") or [""])[0])
-    kind = str(keys.get("model_type", ""))
-    guesses = {
-        "a head in the format of vLLM's speculators": "speculators_model_type" in keys,
-        "Medusa heads in another layout": "medusa_num_heads" in keys or kind == "medusa",
-        "Hydra heads": "hydra_num_heads" in keys,
-        "an MLP speculator": kind == "mlp_speculator",
-        "an EAGLE-3 head in another layout": "Eagle3" in architecture or "draft_vocab_size" in keys,
-        "an EAGLE head in another layout": "Eagle" in architecture or keys.get("num_hidden_layers") == 1,
-        "a whole causal LM, which is to be given as the backbone": architecture.endswith("ForCausalLM"),
-    }
-    return next((text for text, fits in guesses.items() if fits), f"nothing known here, with {_some(names)}")
 
 
 def _card(manifest: Manifest) -> str:
@@ -312,24 +281,5 @@ def _cell(value: Any) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def _outside(name: str) -> str:
-    """A tensor's name in the file: the map stands at the top, as in the EAGLE-3 layout."""
-    return name.removeprefix("vocab.")
-
-
-def _inside(name: str) -> str:
-    return f"vocab.{name}" if name in _MAPS else name
-
-
-def _kind(tensor: Tensor) -> str:
-    kind = "float" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
-    return f"{kind} {tuple(tensor.shape)}"
-
-
 def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def _some(names: list[str]) -> str:
-    """The first few names."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"

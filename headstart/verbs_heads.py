@@ -24,6 +24,37 @@ def fetch(settings: FetchSettings) -> None:
     print(fetch(settings.name, folder=settings.folder))
 
 
+@dataclass
+class ExportSettings:
+    """A head for another tool."""
+
+    head: str
+    """Folder, file or Hub id of the head, in any format that can be read."""
+    to: str
+    """The format: eagle, specforge, sglang, modelopt, vllm, speculators."""
+    out: Path
+    """Folder to write; new or empty."""
+    backbone: str | None = None
+    """Its backbone, where a format holds something of it; without it, the one that the head names."""
+
+
+def export(settings: ExportSettings) -> None:
+    from headstart import load_backbone, load_head
+    from headstart.heads.exchange import export_head
+    from headstart.heads.layouts import BackboneNeededError
+    from headstart.options import silence
+
+    silence()
+    head = load_head(settings.head, load_backbone(settings.backbone) if settings.backbone else None)
+    try:
+        folder = export_head(head, settings.to, settings.out)
+    except BackboneNeededError:
+        if settings.backbone or not head.config.backbone:
+            raise
+        folder = export_head(head.bind(load_backbone(head.config.backbone)), settings.to, settings.out)
+    print(folder)
+
+
 HEADS: dict[str, Verb] = {
     "fetch": Verb(
         fetch,
@@ -31,5 +62,14 @@ HEADS: dict[str, Verb] = {
         ("headstart.verbs_heads:FetchSettings",),
         ("name",),
         ("headstart fetch smollm2-135m", "headstart fetch smollm2-135m --folder models/smollm2"),
+    ),
+    "export": Verb(
+        export,
+        "Write a head in the format of another tool, or say why that tool would read another head.",
+        ("headstart.verbs_heads:ExportSettings",),
+        examples=(
+            "headstart export --head runs/eagle3 --to vllm --out exported/vllm",
+            "headstart export --head user/medusa-head --to tensorrt-llm --backbone user/model --out exported/trt",
+        ),
     ),
 }

@@ -292,7 +292,7 @@ def test_damaged_files_are_refused(saved: Path) -> None:
         load_head(saved)
 
 
-def test_pickles_are_never_read(saved: Path) -> None:
+def test_the_own_format_has_no_pickles(saved: Path) -> None:
     tensors = load_file(saved / "model.safetensors")
     (saved / "model.safetensors").unlink()
     torch.save(tensors, saved / "pytorch_model.bin")
@@ -308,18 +308,20 @@ def test_another_backbone_is_refused(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"medusa_num_heads": 3, "medusa_num_layers": 1}, "Medusa heads in another layout"),
-        ({"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}, "EAGLE-3 head in another layout"),
-        ({"speculators_model_type": "eagle3"}, "vLLM's speculators"),
+        ({"medusa_num_heads": 3, "medusa_num_layers": 1}, "Medusa heads without their tensors"),
+        (
+            {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000},
+            "an EAGLE-3 head without its tensors",
+        ),
         (
             {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "bias": False},
-            "an EAGLE head in another layout",
+            "an EAGLE head without its tensors",
         ),
         ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32}, "whole causal LM"),
-        ({"model_type": "mlp_speculator"}, "an MLP speculator"),
+        ({"model_type": "mlp_speculator"}, "an MLP speculator without its tensors"),
         ({"hydra_num_heads": 4}, "Hydra heads"),
         ({"x": 1}, "nothing known here, with config.json"),
-        ([], "nothing known here"),
+        ([], "holds no JSON object"),
     ],
 )
 def test_foreign_folders_are_recognised(config: Any, words: str, tmp_path: Path) -> None:
@@ -331,7 +333,10 @@ def test_foreign_folders_are_recognised(config: Any, words: str, tmp_path: Path)
 
 def test_no_head_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "medusa_lm_head.pt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"no config\.json; it holds medusa_lm_head\.pt"):
+    with pytest.raises(UserError, match=r"medusa_lm_head\.pt: cannot be read, it may be cut short"):
+        load_head(tmp_path)
+    (tmp_path / "medusa_lm_head.pt").unlink()
+    with pytest.raises(UserError, match=r"holds no weights .* nothing known here, with nothing"):
         load_head(tmp_path)
     for name in ("./nowhere", "nowhere", str(tmp_path / "nowhere"), "a/b/c"):
         with pytest.raises(UserError, match="no such folder; a head is"):
@@ -351,7 +356,7 @@ def test_hub_ids_are_fetched_without_pickles(saved: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
     assert load_head("user/name", revision="v1").method == "eagle3"
-    patterns = ["config.json", "*.safetensors", "adapter/*.json"]
+    patterns = ["config.json", "*.safetensors", "*.index.json", "adapter/*.json"]
     assert asked == {"name": "user/name", "revision": "v1", "allow_patterns": patterns}
 
 

@@ -1,0 +1,88 @@
+"""What kind of head a file holds, told by the names of its tensors; configs are asked only where names leave it open.
+
+Some heads carry the architecture of their backbone, or no config at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..errors import UserError
+from .assembly import some
+from .layouts import Config
+
+_SIGNS: tuple[tuple[str, str], ...] = (
+    ("hydra", r"(hydra_head\.)?hydra_mlp\.\d+\..*"),
+    ("mlp_speculator", r"(speculator\.)?proj\.\d+\.weight"),
+    ("medusa-trt", r"medusa_heads\.\d+\.medusa_layers\.\d+\.linear\.weight"),
+    ("medusa-vllm", r"(medusa_heads\.)?blocks\.\d+\.layers\.\d+\.weight"),
+    ("medusa", r"((medusa_head|medusa_heads|model)\.)?\d+\.\d+\.linear\.weight"),
+    ("dflash", r"hidden_norm\.weight"),
+    ("eagle3", r"(model\.)?(midlayer|layers\.0)\.hidden_norm\.weight"),
+    ("eagle3", r"(model\.)?midlayer\..*"),
+    ("eagle1", r"(model\.)?fc\.weight"),
+)
+_UNKNOWN = {
+    "dflash": "a DFlash head, which is not known here",
+    "causal-lm": "a whole causal LM, which is to be given as the backbone",
+}
+TITLES = {
+    "medusa": "Medusa heads, named as by their authors",
+    "medusa-2": "Medusa-2: heads inside the shards of a whole model",
+    "medusa-vllm": "Medusa heads, named as by vLLM",
+    "medusa-trt": "Medusa heads, named as by TensorRT-LLM",
+    "eagle1": "an EAGLE-1 or EAGLE-2 head",
+    "eagle3": "an EAGLE-3 head",
+    "speculators": "an EAGLE-3 head in the speculators format of vLLM",
+    "hydra": "Hydra heads",
+    "mlp_speculator": "an MLP speculator",
+    "headstart": "a head in headstart's own format",
+}
+
+
+def kind_of(config: Config, names: Iterable[str]) -> str:
+    """A key of `TITLES`.
+
+    Raises:
+        UserError: it is nothing that is known here; says what it looks like.
+    """
+    names = list(names)
+    if config.get("format") == "headstart":
+        return "headstart"
+    if "speculators_model_type" in config:
+        return "speculators"
+    kind = next((kind for kind, sign in _SIGNS if any(re.fullmatch(sign, name) for name in names)), None)
+    if any(re.fullmatch(r"model\.layers\.\d+\..*", name) for name in names) and kind != "eagle3":
+        kind = "medusa-2" if kind == "medusa" else kind
+        whole = "model.embed_tokens.weight" in names and "model.norm.weight" in names
+        if kind is None and (whole or config.get("num_hidden_layers", 0) > 1):
+            kind = "causal-lm"
+    if kind == "eagle1" and any(re.fullmatch(r"(model\.)?(norm|lm_head|d2t|t2d)(\.weight)?", n) for n in names):
+        kind = "eagle3" if _says_eagle3(config, names) else kind
+    if kind is None or kind in _UNKNOWN:
+        raise UserError(f"it looks like {_UNKNOWN.get(kind or '') or likeness(config, names)}")
+    return kind
+
+
+def _says_eagle3(config: Config, names: list[str]) -> bool:
+    return (
+        "draft_vocab_size" in config
+        or "Eagle3" in str(config.get("architectures"))
+        or any(name.rpartition(".")[2] in ("d2t", "t2d") for name in names)
+    )
+
+
+def likeness(config: Config, names: list[str]) -> str:
+    """What the config alone makes of it."""
+    architecture = str((config.get("architectures") or [""])[0])
+    model = str(config.get("model_type", ""))
+    guesses = {
+        "Medusa heads without their tensors": "medusa_num_heads" in config or model == "medusa",
+        "Hydra heads without their tensors": "hydra_num_heads" in config,
+        "an MLP speculator without its tensors": model == "mlp_speculator",
+        "an EAGLE-3 head without its tensors": "Eagle3" in architecture or "draft_vocab_size" in config,
+        "an EAGLE head without its tensors": "Eagle" in architecture or config.get("num_hidden_layers") == 1,
+        _UNKNOWN["causal-lm"]: architecture.endswith("ForCausalLM"),
+    }
+    return next((text for text, fits in guesses.items() if fits), f"nothing known here, with {some(sorted(names))}")
