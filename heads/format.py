@@ -196,7 +196,7 @@ def _adapt(head: DraftHead, backbone: Backbone, folder: Path, wanted: bool | Non
 
 
 def _folder(source: str | Path, revision: str | None) -> Path:
-    """The folder or file of a source, for a run that of its head; of the Hub, pickles only where there is nothing else."""
+    """The folder or file of a source, for a run that of its head; of the Hub, pickles where there is nothing else."""
     if Path(source).is_file():
         path = Path(source)
         return path.parent if path.name == _WEIGHTS and is_own(path.parent) else path
