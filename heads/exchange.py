@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from ..errors import UserError, nearest
 from ..files import whole_folder, write_whole
 from ..settings import build
-from . import eagle3_layouts, speculators_layout
+from . import eagle3_read, eagle3_write, speculators_layout
 from .assembly import assembled, outside
 from .backbone import Backbone
 from .base import DraftHead
@@ -34,15 +34,15 @@ Writer = Callable[[Any, Tensors, Backbone | None], Files]
 Reader = Callable[[Config, Tensors, Backbone | None], Found]
 
 FORMATS: dict[str, dict[str, Writer]] = {
-    "eagle": {"eagle3": eagle3_layouts.official},
-    "specforge": {"eagle3": eagle3_layouts.specforge},
-    "sglang": {"eagle3": eagle3_layouts.sglang},
-    "modelopt": {"eagle3": eagle3_layouts.modelopt},
-    "vllm": {"eagle3": eagle3_layouts.vllm},
+    "eagle": {"eagle3": eagle3_write.official},
+    "specforge": {"eagle3": eagle3_write.specforge},
+    "sglang": {"eagle3": eagle3_write.sglang},
+    "modelopt": {"eagle3": eagle3_write.modelopt},
+    "vllm": {"eagle3": eagle3_write.vllm},
     "speculators": {"eagle3": speculators_layout.write},
 }
 READERS: dict[str, Reader] = {
-    "eagle3": eagle3_layouts.read,
+    "eagle3": eagle3_read.read,
     "speculators": speculators_layout.read,
 }
 

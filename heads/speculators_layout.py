@@ -8,9 +8,11 @@ for; and the package makes up an embedding where the file has none, so that ther
 from __future__ import annotations
 
 from ..errors import UserError
-from . import eagle3_layouts as eagle3
 from .backbone import Backbone
 from .eagle3 import Eagle3Config
+from .eagle3_read import LAYERS, SWITCHES
+from .eagle3_read import read as read_eagle3
+from .eagle3_write import common_faults, no_form, prefixes
 from .layouts import Config, Files, Found, Tensors, embedding_of, needed, refuse
 from .llama_config import dtype_name, filled_biases, layer_faults, llama_config
 from .names import renamed
@@ -34,7 +36,7 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
     flat = {**inner, **{key: value for key, value in config.items() if key not in inner or key in _OUTER}}
     flat.pop("dtype", None)
     flat["base_model_name_or_path"] = verifier.get("name_or_path") or ""
-    return eagle3.read(flat, tensors, backbone)
+    return read_eagle3(flat, tensors, backbone)
 
 
 _OUTER = (
@@ -42,19 +44,19 @@ _OUTER = (
     "target_hidden_size",
     "tie_word_embeddings",
     "eagle_aux_hidden_state_layer_ids",
-    *eagle3.SWITCHES,
+    *SWITCHES,
 )
 
 
 def write(config: Eagle3Config, tensors: Tensors, backbone: Backbone | None) -> Files:
     able = frozenset(("head_dim", "act", "qk_norm", "attention_bias", "output_bias", "mlp_bias"))
     faults = [
-        *eagle3._common(config, layers=True),
+        *common_faults(config, layers=True),
         *layer_faults(config, config.own_width, able, ()),
     ]
     if config.own_width != config.hidden_size:
         faults.append(f"width is {config.own_width}, and it knows the backbone's alone: train without head.width")
-    refuse(eagle3._no_form("speculators"), faults)
+    refuse(no_form("speculators"), faults)
     if not config.own_embedding:
         model = needed(backbone, "the speculators format holds the embedding, which is the backbone's")
         tensors = {**tensors, "embed_tokens.weight": embedding_of(model).to(tensors["fc.weight"].dtype)}
@@ -90,5 +92,5 @@ def write(config: Eagle3Config, tensors: Tensors, backbone: Backbone | None) -> 
             "verifier": {"name_or_path": config.backbone, "architectures": names or ([name] if name else [])},
         },
     }
-    biases = filled_biases(config, tensors, eagle3._prefixes(config))
-    return Files(made, renamed({**tensors, **biases}, eagle3.LAYERS, out=True))
+    biases = filled_biases(config, tensors, prefixes(config))
+    return Files(made, renamed({**tensors, **biases}, LAYERS, out=True))
