@@ -14,6 +14,8 @@ Letters: N layers of the backbone, H its width, W width of the head, V vocabular
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ..errors import UserError
@@ -28,6 +30,7 @@ from .layouts import (
     same,
 )
 from .llama_config import (
+    count_layers,
     head_width,
     layer_fields,
     unknown_keys,
@@ -76,7 +79,7 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
         "taps": taps,
         "width": None if width == hidden else width,
         "embedding": embedding,
-        "head_layers": config.get("num_hidden_layers") or 1,
+        "head_layers": config.get("num_hidden_layers") or count_layers(tensors),
     }
     fields["fc_norm"] = fields["fc_norm"] or bool(config.get("use_aux_norm"))
     return Found("eagle3", fields, tensors, lambda name: outward(name, table), notes)
@@ -86,7 +89,7 @@ def _own_names(tensors: Tensors) -> tuple[Tensors, Table]:
     """Tensors by our names, and the table that leads back."""
     prefixed = any(name.startswith("model.") for name in tensors)
     table: Table = (*LAYERS, *_AUX)
-    if "midlayer.self_attn.o_proj.weight" in tensors or "model.midlayer.self_attn.o_proj.weight" in tensors:
+    if any(name.startswith(("midlayer.", "model.midlayer.")) for name in tensors):
         table = _AUX
     if prefixed:
         tensors = renamed(tensors, (("model.{rest}", "{rest}"),))
@@ -178,7 +181,9 @@ def _maps(tensors: Tensors, draft: int, size: int) -> Tensors:
     if d2t is None:
         return {**rest, **({} if t2d is None else {"t2d": t2d})}
     d2t = d2t.long()
-    _refuse_absolute(d2t, t2d)
+    if len(d2t) != draft:
+        raise UserError(f"d2t has {len(d2t)} entries, and the head proposes {draft} tokens")
+    _refuse_absolute(d2t, t2d, size)
     if t2d is None and draft < size:
         t2d = torch.zeros(size, dtype=torch.bool)
         ids = d2t + torch.arange(len(d2t))
@@ -186,15 +191,28 @@ def _maps(tensors: Tensors, draft: int, size: int) -> Tensors:
     return {**rest, "d2t": d2t, **({} if t2d is None else {"t2d": t2d})}
 
 
-def _refuse_absolute(d2t: torch.Tensor, t2d: torch.Tensor | None) -> None:
+def _refuse_absolute(d2t: torch.Tensor, t2d: torch.Tensor | None, size: int) -> None:
     """Token ids where offsets belong."""
     counted = len(d2t) > 1 and torch.equal(d2t, torch.arange(len(d2t)))
     told = t2d is not None and bool(d2t.any()) and torch.equal(t2d.nonzero().flatten(), d2t)
-    if counted or told:
+    # offsets that rise at each step would mean that no two neighbours among all tokens were chosen
+    risen = t2d is None and bool((d2t.diff() > 0).all()) and _log_odds(len(d2t), size) < -7
+    if counted or told or risen:
         raise UserError(
             "d2t holds token ids where offsets are expected (target id = draft id + d2t[draft id]), so engines would "
             "propose other tokens; subtract 0, 1, 2, … from it"
         )
+
+
+def _log_odds(chosen: int, size: int) -> float:
+    """Logarithm of the chance that a random choice holds no two neighbours."""
+    if 2 * chosen > size + 1:
+        return -math.inf
+    return _log_choices(size - chosen + 1, chosen) - _log_choices(size, chosen)
+
+
+def _log_choices(size: int, chosen: int) -> float:
+    return math.lgamma(size + 1) - math.lgamma(chosen + 1) - math.lgamma(size - chosen + 1)
 
 
 def _own(tensors: Tensors) -> bool:

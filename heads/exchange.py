@@ -21,7 +21,15 @@ from safetensors.torch import save_file
 from ..errors import UserError, nearest
 from ..files import whole_folder, write_whole
 from ..settings import build
-from . import eagle3_read, eagle3_write, speculators_layout
+from . import (
+    eagle1_layouts,
+    eagle3_read,
+    eagle3_write,
+    hydra_layout,
+    medusa_layouts,
+    mlp_speculator_layout,
+    speculators_layout,
+)
 from .assembly import assembled, outside
 from .backbone import Backbone
 from .base import DraftHead
@@ -33,17 +41,29 @@ from .weights import PICKLES, read_config, read_tensors, tensor_shapes, weight_f
 Writer = Callable[[Any, Tensors, Backbone | None], Files]
 Reader = Callable[[Config, Tensors, Backbone | None], Found]
 
+_WRITERS: dict[str, Mapping[str, Writer]] = {
+    "eagle3": eagle3_write.WRITERS | speculators_layout.WRITERS,
+    "eagle1": eagle1_layouts.WRITERS,
+    "medusa": medusa_layouts.WRITERS,
+    "hydra": hydra_layout.WRITERS,
+}
+_NAMES = (
+    *("eagle", "specforge", "sglang", "modelopt", "vllm", "speculators"),
+    *("medusa", "medusa-v2", "medusa-2", "tensorrt-llm", "hydra"),
+)
 FORMATS: dict[str, dict[str, Writer]] = {
-    "eagle": {"eagle3": eagle3_write.official},
-    "specforge": {"eagle3": eagle3_write.specforge},
-    "sglang": {"eagle3": eagle3_write.sglang},
-    "modelopt": {"eagle3": eagle3_write.modelopt},
-    "vllm": {"eagle3": eagle3_write.vllm},
-    "speculators": {"eagle3": speculators_layout.write},
+    name: {method: writers[name] for method, writers in _WRITERS.items() if name in writers} for name in _NAMES
 }
 READERS: dict[str, Reader] = {
     "eagle3": eagle3_read.read,
+    "eagle1": eagle1_layouts.read,
     "speculators": speculators_layout.read,
+    "medusa": medusa_layouts.read,
+    "medusa-2": medusa_layouts.read,
+    "medusa-vllm": medusa_layouts.read_vllm,
+    "medusa-trt": medusa_layouts.read_tensorrt,
+    "hydra": hydra_layout.read,
+    "mlp_speculator": mlp_speculator_layout.read,
 }
 
 
@@ -65,8 +85,19 @@ def written(head: DraftHead, to: str, backbone: Backbone | None = None) -> Files
         raise UserError(
             f"the format {to} has no {head.method} heads; " + (f"there is {', '.join(able)}" if able else "none has")
         )
+    _refuse_adapter(head, to, backbone or head._backbone)
     tensors = {outside(name): one.detach().cpu().contiguous() for name, one in head.state_dict().items()}
     return writer(head.config, tensors, backbone or head._backbone)
+
+
+def _refuse_adapter(head: DraftHead, to: str, backbone: Backbone | None) -> None:
+    """A head for a changed backbone is worth nothing without the change."""
+    wanted = head.config.adapter_hash
+    if wanted and (to != "medusa-2" or backbone is None or backbone.adapter != wanted):
+        raise UserError(
+            f"the head was trained with adapter {wanted} on its backbone, and {to} would serve it with another model; "
+            "export it to medusa-2 with the adapter taken in (load_head(..., adapter=True)): one model with its heads"
+        )
 
 
 def export_head(head: DraftHead, to: str, folder: str | Path, *, backbone: Backbone | None = None) -> Path:
@@ -91,11 +122,32 @@ def export_head(head: DraftHead, to: str, folder: str | Path, *, backbone: Backb
 def write_files(folder: Path, files: Files) -> None:
     """A config and one file of tensors, each tensor with memory of its own, since safetensors shares none."""
     tensors = {name: one.detach().cpu().contiguous().clone() for name, one in files.tensors.items()}
+    config = files.config
+    if files.model is not None:
+        config = _model_beside(folder, files.model, tensors, files.weights) | config
     if Path(files.weights).suffix in PICKLES:
         torch.save(tensors, folder / files.weights)
     else:
         save_file(tensors, folder / files.weights, metadata={"format": "pt"})
-    write_whole(folder / "config.json", json.dumps(files.config, indent=2, ensure_ascii=False) + "\n")
+    write_whole(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def _model_beside(folder: Path, model: Backbone, tensors: Tensors, shard: str) -> Config:
+    """A whole model whose index names one shard more; its config."""
+    model.model.save_pretrained(folder)
+    if model.tokenizer is not None:
+        model.tokenizer.save_pretrained(folder)
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        said = json.loads(index.read_text(encoding="utf-8"))
+    else:
+        names = tensor_shapes([folder / "model.safetensors"])
+        said = {"metadata": {}, "weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    said["weight_map"] |= dict.fromkeys(tensors, shard)
+    write_whole(index, json.dumps(said, indent=2) + "\n")
+    config: Config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config
 
 
 def import_head(source: Path, backbone: Backbone | None = None) -> DraftHead:
@@ -110,15 +162,33 @@ def import_head(source: Path, backbone: Backbone | None = None) -> DraftHead:
         kind = kind_of(config, tensor_shapes(files))
     except UserError as error:
         raise UserError(f"{source}: no head that can be loaded; {error}") from None
-    tensors = read_tensors(files)
-    place = str(files[0] if len(files) == 1 else source)
+    tensors = read_tensors(files, (lambda name: name.startswith("medusa_head.")) if kind == "medusa-2" else _all)
+    return read_head(kind, config, tensors, backbone, str(files[0] if len(files) == 1 else source))
+
+
+def read_head(kind: str, config: Config, tensors: Tensors, backbone: Backbone | None, place: str) -> DraftHead:
+    """A head from what its files hold.
+
+    Args:
+        kind: a key of `READERS`.
+        place: for messages.
+
+    Raises:
+        UserError: something is missing, left over, misshapen, contradicts itself, or is another backbone's.
+    """
     try:
         found = READERS[kind](config, tensors, backbone)
     except UserError as error:
         raise type(error)(f"{place}: {error}") from None
     for note in found.notes:
-        warnings.warn(f"{place}: {note}", stacklevel=4)
-    return _made(found, place)
+        warnings.warn(f"{place}: {note}", stacklevel=5)
+    method = METHODS[found.method]
+    settings = build(method.config_class, _plain(found.fields), lambda key: f"{place}, config.json")
+    return assembled(method, settings, found.tensors, place, found.spell)
+
+
+def _all(name: str) -> bool:
+    return True
 
 
 def _files(source: Path) -> list[Path]:
@@ -127,12 +197,6 @@ def _files(source: Path) -> list[Path]:
     except UserError as error:
         looks = likeness(read_config(source), [path.name for path in source.iterdir()])
         raise UserError(f"{error}; it looks like {looks}") from None
-
-
-def _made(found: Found, place: str) -> DraftHead:
-    method = METHODS[found.method]
-    settings = build(method.config_class, _plain(found.fields), lambda key: f"{place}, config.json")
-    return assembled(method, settings, found.tensors, place, found.spell)
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:

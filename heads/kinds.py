@@ -12,16 +12,15 @@ from ..errors import UserError
 from .assembly import some
 from .layouts import Config
 
+_EAGLE = r"(midlayer|layers|norm|lm_head|fc|fc_norm|input_norm|aux_norm_\w+|embed_tokens)\..*|d2t|t2d|mask_hidden"
 _SIGNS: tuple[tuple[str, str], ...] = (
-    ("hydra", r"(hydra_head\.)?hydra_mlp\.\d+\..*"),
-    ("mlp_speculator", r"(speculator\.)?proj\.\d+\.weight"),
-    ("medusa-trt", r"medusa_heads\.\d+\.medusa_layers\.\d+\.linear\.weight"),
-    ("medusa-vllm", r"(medusa_heads\.)?blocks\.\d+\.layers\.\d+\.weight"),
-    ("medusa", r"((medusa_head|medusa_heads|model)\.)?\d+\.\d+\.linear\.weight"),
-    ("dflash", r"hidden_norm\.weight"),
-    ("eagle3", r"(model\.)?(midlayer|layers\.0)\.hidden_norm\.weight"),
-    ("eagle3", r"(model\.)?midlayer\..*"),
-    ("eagle1", r"(model\.)?fc\.weight"),
+    ("hydra", r"(hydra_head\.)?(hydra_mlp|hydra_lm_head|prefix_embeding_layer)\..*"),
+    ("mlp_speculator", r"(speculator\.)?(emb|proj|ln|head)\.\d+\.(weight|bias)"),
+    ("medusa-trt", r"medusa_heads\.\d+\.(medusa_layers|lm_head)\..*"),
+    ("medusa-vllm", r"(medusa_heads\.)?(blocks|lm_heads)\.\d+\..*"),
+    ("medusa", r"((medusa_head|medusa_heads|model)\.)?\d+\.\d+\.(linear\.)?(weight|bias)"),
+    ("causal-lm", r"(model|transformer|gpt_neox)\.(layers|h)\.\d+\..*"),
+    ("eagle", rf"(model\.)?({_EAGLE})"),
 )
 _UNKNOWN = {
     "dflash": "a DFlash head, which is not known here",
@@ -52,16 +51,19 @@ def kind_of(config: Config, names: Iterable[str]) -> str:
         return "headstart"
     if "speculators_model_type" in config:
         return "speculators"
-    kind = next((kind for kind, sign in _SIGNS if any(re.fullmatch(sign, name) for name in names)), None)
-    if any(re.fullmatch(r"model\.layers\.\d+\..*", name) for name in names) and kind != "eagle3":
-        kind = "medusa-2" if kind == "medusa" else kind
-        whole = "model.embed_tokens.weight" in names and "model.norm.weight" in names
-        if kind is None and (whole or config.get("num_hidden_layers", 0) > 1):
-            kind = "causal-lm"
-    if kind == "eagle1" and any(re.fullmatch(r"(model\.)?(norm|lm_head|d2t|t2d)(\.weight)?", n) for n in names):
-        kind = "eagle3" if _says_eagle3(config, names) else kind
-    if kind is None or kind in _UNKNOWN:
-        raise UserError(f"it looks like {_UNKNOWN.get(kind or '') or likeness(config, names)}")
+    # by most, so that a stray tensor misleads nobody
+    counts = {kind: sum(bool(re.fullmatch(sign, name)) for name in names) for kind, sign in _SIGNS}
+    kind = max(counts, key=lambda kind: counts[kind])
+    if any(re.fullmatch(r"medusa_head\.\d+\.\d+\..*", name) for name in names):
+        kind = "medusa-2" if counts["causal-lm"] else "medusa"
+    elif kind == "causal-lm" and "model.fc.weight" in names:
+        kind = "eagle"
+    elif kind == "eagle" and ("dflash_config" in config or "hidden_norm.weight" in names):
+        kind = "dflash"
+    if kind == "eagle":
+        kind = "eagle3" if _says_eagle3(config, names) else "eagle1"
+    if not max(counts.values()) or kind in _UNKNOWN:
+        raise UserError(f"it looks like {_UNKNOWN.get(kind) or likeness(config, names)}")
     return kind
 
 
@@ -69,7 +71,7 @@ def _says_eagle3(config: Config, names: list[str]) -> bool:
     return (
         "draft_vocab_size" in config
         or "Eagle3" in str(config.get("architectures"))
-        or any(name.rpartition(".")[2] in ("d2t", "t2d") for name in names)
+        or any(re.fullmatch(r"(model\.)?(d2t|t2d|midlayer\..*|layers\.0\.hidden_norm\.weight)", name) for name in names)
     )
 
 

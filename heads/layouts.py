@@ -49,6 +49,8 @@ class Files:
     config: Config
     tensors: Tensors
     weights: str = "model.safetensors"
+    model: Backbone | None = None
+    """A model that is written with it, as one."""
 
 
 def refuse(what: str, reasons: Iterable[str]) -> None:
@@ -95,7 +97,7 @@ def plain_projection(backbone: Backbone) -> bool:
 
 def same(one: Tensor, other: Tensor) -> bool:
     """Equal, or equal as soon as the finer of the two is rounded to the dtype of the other."""
-    if one.shape != other.shape:
+    if one.shape != other.shape or not (one.is_floating_point() and other.is_floating_point()):
         return False
     other = other.to(one.device)
     return torch.equal(one, other.to(one.dtype)) or torch.equal(one.to(other.dtype), other)

@@ -45,18 +45,20 @@ def layer_fields(config: Config, tensors: Tensors, first: str, width: int) -> Co
         raise UserError(f"num_attention_heads is {heads!r}, and no tensor tells how many there are")
     _refuse_other_layers(config)
     act, inner = config.get("hidden_act") or "silu", config.get("intermediate_size")
-    up = tensors.get(f"{first}mlp.up_proj.weight")
+    up, queries, keys = (tensors.get(f"{first}{name}_proj.weight") for name in ("mlp.up", "self_attn.q", "self_attn.k"))
+    head_dim = config.get("head_dim") or (width if queries is None else len(queries)) // heads
+    groups = config.get("num_key_value_heads") or (heads if keys is None else len(keys) // max(1, head_dim))
     return {
         "num_attention_heads": heads,
-        "num_key_value_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or width // heads,
+        "num_key_value_heads": groups,
+        "head_dim": head_dim,
         "intermediate_size": inner if inner is not None or up is None else int(up.shape[0]),
         "hidden_act": act,
         "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
         "attention_bias": _bias(config, ("qkv_bias", "attention_bias"), tensors, f"{first}self_attn.q_proj.bias"),
         "output_bias": f"{first}self_attn.o_proj.bias" in tensors,
         "mlp_bias": _bias(config, ("mlp_bias",), tensors, f"{first}mlp.up_proj.bias"),
-        "qk_norm": _qk_norm(tensors, first, config.get("head_dim") or width // heads),
+        "qk_norm": _qk_norm(tensors, first, head_dim),
         "max_position_embeddings": config.get("max_position_embeddings") or 2048,
         "rope_parameters": rope_parameters(config),
     }
@@ -225,3 +227,8 @@ def head_width(config: Config, tensors: Tensors) -> int:
 def vocab_size(config: Config, backbone: Backbone | None) -> int | None:
     """What the config says; else the backbone's."""
     return config.get("vocab_size") or (None if backbone is None else backbone.vocab_size)
+
+
+def count_layers(tensors: Tensors) -> int:
+    """Decoder layers by the numbers in names, the first of which may have a name of its own."""
+    return 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("layers.")), default=0)

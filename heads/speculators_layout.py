@@ -7,6 +7,8 @@ for; and the package makes up an embedding where the file has none, so that ther
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..errors import UserError
 from .backbone import Backbone
 from .eagle3 import Eagle3Config
@@ -94,3 +96,6 @@ def write(config: Eagle3Config, tensors: Tensors, backbone: Backbone | None) -> 
     }
     biases = filled_biases(config, tensors, prefixes(config))
     return Files(made, renamed({**tensors, **biases}, LAYERS, out=True))
+
+
+WRITERS: dict[str, Callable[[Eagle3Config, Tensors, Backbone | None], Files]] = {"speculators": write}

@@ -31,7 +31,8 @@ class ExportSettings:
     head: str
     """Folder, file or Hub id of the head, in any format that can be read."""
     to: str
-    """The format: eagle, specforge, sglang, modelopt, vllm, speculators."""
+    """The format: eagle, specforge, sglang, modelopt, vllm, speculators, medusa, medusa-v2, medusa-2, tensorrt-llm,
+    hydra."""
     out: Path
     """Folder to write; new or empty."""
     backbone: str | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from formats_matrix import CASES, OWN, READ_ONLY, case_table, pair_table, pairs
 from torch import Tensor
 
 import zoo
@@ -23,45 +24,6 @@ from headstart.heads.vocab import DraftVocab
 SMALL = DraftVocab(range(5, 45), zoo.VOCAB)
 IDS = torch.randint(3, zoo.VOCAB, (1, 9), generator=torch.Generator().manual_seed(0))
 USUAL = (2, 4, 5)  # of eight layers
-
-EXACT, REFUSED = True, False
-# method, fields, family, small vocabulary -> the formats that can say it
-CASES: list[tuple[str, dict[str, Any], str, bool, set[str]]] = [
-    ("eagle3", {}, "llama", True, {"eagle", "specforge", "sglang", "modelopt", "vllm", "speculators"}),
-    ("eagle3", {}, "llama", False, {"eagle", "specforge", "sglang", "modelopt", "vllm", "speculators"}),
-    ("eagle3", {"taps": (1, 3, 8)}, "llama", True, {"specforge", "sglang", "modelopt", "vllm", "speculators"}),
-    ("eagle3", {"taps": (0, 3, 8)}, "llama", True, {"vllm", "speculators"}),
-    ("eagle3", {"taps": (1, 2, 3, 8)}, "llama", True, {"sglang", "speculators"}),
-    ("eagle3", {"taps": (5, 4, 2)}, "llama", True, set()),
-    ("eagle3", {"norm_before_fc": True}, "llama", True, {"sglang", "vllm", "speculators"}),
-    ("eagle3", {"fc_norm": True}, "llama", True, {"specforge", "sglang", "vllm", "speculators"}),
-    ("eagle3", {"norm_before_fc": True, "fc_norm": True}, "llama", True, set()),
-    ("eagle3", {"norm_before_residual": True}, "llama", True, {"vllm", "speculators"}),
-    ("eagle3", {"norm_output": True}, "llama", True, {"sglang", "vllm", "speculators"}),
-    ("eagle3", {"head_layers": 3}, "llama", True, {"vllm", "speculators"}),
-    ("eagle3", {"embedding": "own"}, "llama", True, {"eagle", "vllm", "speculators"}),
-    ("eagle3", {"width": 24}, "llama", True, {"specforge", "sglang", "vllm"}),
-    ("eagle3", {"width": 32 + 16, "head_dim": 12}, "llama", True, {"eagle", "specforge", "sglang", "vllm"}),
-    ("eagle3", {"qk_norm": "head"}, "llama", True, {"vllm", "speculators"}),
-    ("eagle3", {"qk_norm": "all"}, "llama", True, set()),
-    ("eagle3", {"head_dim": 16}, "llama", True, {"specforge", "sglang", "modelopt", "vllm", "speculators"}),
-    ("eagle3", {"num_key_value_heads": 1}, "llama", True, set(FORMATS)),
-    ("eagle3", {"hidden_act": "gelu_pytorch_tanh"}, "llama", True, {"eagle", "specforge", "speculators"}),
-    ("eagle3", {"rms_norm_eps": 0.1}, "llama", True, set(FORMATS)),
-    ("eagle3", {"attention_bias": True}, "llama", True, {"vllm", "speculators"}),
-    ("eagle3", {"output_bias": True}, "llama", True, {"vllm", "speculators"}),
-    ("eagle3", {"mlp_bias": True, "attention_bias": True, "output_bias": True}, "llama", True, {"vllm", "speculators"}),
-    ("eagle3", {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}, "llama", True, set(FORMATS)),
-    ("eagle3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0}}, "llama", True,
-     set(FORMATS)),
-    ("eagle3", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 77.0, "low_freq_factor": 1.0,
-     "high_freq_factor": 4.0, "original_max_position_embeddings": 32}}, "llama", True, set(FORMATS) - {"eagle"}),
-    ("eagle3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "llama", True, set()),
-    ("eagle3", {}, "qwen2", True, {"vllm", "speculators"}),
-    ("eagle3", {}, "qwen3", True, {"vllm", "speculators"}),
-    ("eagle3", {"hidden_act": "silu"}, "gemma", True, {"vllm", "speculators"}),
-    ("eagle3", {"hidden_act": "silu", "head_dim": 8}, "gemma", True, {"eagle", "vllm", "speculators"}),
-]  # fmt: skip
 
 
 @functools.cache
@@ -94,14 +56,14 @@ def proposed(head: DraftHead) -> Tensor:
     return found
 
 
-def pairs() -> Iterator[Any]:
+def cases() -> Iterator[Any]:
     for number, (method, fields, family, small, able) in enumerate(CASES):
         for to in FORMATS:
             if method in FORMATS[to]:
                 yield pytest.param(method, fields, family, small, to, to in able, id=f"{number}-{method}-{family}-{to}")
 
 
-@pytest.mark.parametrize(("method", "fields", "family", "small", "to", "able"), list(pairs()))
+@pytest.mark.parametrize(("method", "fields", "family", "small", "to", "able"), list(cases()))
 def test_the_way_out_and_back_is_exact_or_refused(
     method: str, fields: dict[str, Any], family: str, small: bool, to: str, able: bool, tmp_path: Path
 ) -> None:
@@ -115,3 +77,23 @@ def test_the_way_out_and_back_is_exact_or_refused(
     assert found.taps == head.taps
     assert torch.equal(found.vocab.ids, head.vocab.ids)
     torch.testing.assert_close(proposed(found), proposed(head), atol=1e-6, rtol=1e-6)
+
+
+EASY: dict[str, dict[str, Any]] = {"eagle1": {"fc_bias": False}}  # what every format of a method can say
+
+
+@pytest.mark.parametrize(("method", "source", "to"), [pair for pair in pairs() if pair[1] not in READ_ONLY.values()])
+def test_from_every_format_to_every_other(method: str, source: str, to: str, tmp_path: Path) -> None:
+    head = built(method, EASY.get(method, {}), small=method == "eagle3")
+    expected = proposed(head)
+    if source != OWN:
+        head = load_head(export_head(head, source, tmp_path / "one"), head.backbone)
+    found = load_head(export_head(head, to, tmp_path / "two"), head.backbone)
+    torch.testing.assert_close(proposed(found), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_the_page_says_what_was_tried() -> None:
+    """`python scripts/write_formats.py` writes it anew."""
+    page = (Path(__file__).parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
+    for table in (pair_table(), *(case_table(method) for method in ("eagle3", "eagle1", "medusa", "hydra"))):
+        assert table in page
