@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACE = re.compile(r'^(\[matrix\]: # "(\w+)"\n\n)(?:\|.*\n)*', re.MULTILINE)
+PLACE = re.compile(r'^(\[matrix\]: # "(\w+)"\n\n)(?:\|.*\n)*\n?', re.MULTILINE)
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     path = ROOT / "docs" / "formats.md"
     before = path.read_text(encoding="utf-8")
     tables = {"pairs": pair_table}
-    after = PLACE.sub(lambda m: m[1] + tables.get(m[2], lambda: case_table(m[2]))() + "\n", before)
+    after = PLACE.sub(lambda m: m[1] + tables.get(m[2], lambda: case_table(m[2]))() + "\n\n", before)
     if after != before:
         path.write_text(after, encoding="utf-8")
         print("formats.md: renewed")
