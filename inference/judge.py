@@ -9,6 +9,7 @@ Letters: T positions, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from ..heads.backbone import Backbone
 from .sampler import Sampler, gumbel_noise
 
 TIE = 1e-4
-ERRORS = 4  # two computations of two logits each, none of which errs by more than the one that is looked at
+ERRORS = 6  # standard deviations: two logits part by the square root of 2 of them, so that this is about four of theirs
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Judge:
     def _judged(self, sampler: Sampler, text: list[int], found: Parting) -> Parting:
         half = self.backbone.dtype != torch.float32
         exact, rounded = self.logits(text, exactly=True), self.logits(text)
-        allowed = ERRORS * float((rounded.double() - exact).abs().max()) if half else TIE
+        allowed = explained_by(exact, rounded) if half else TIE
         scores = _scores(sampler, text, exact)
         gap = float(scores.max() - scores[[found.plain, found.ours]].min())
         best, second = _scores(sampler, text, rounded.double()).topk(2).values.tolist()
@@ -95,6 +96,18 @@ class Judge:
             return _last(model, ids)
         with _doubled(model):
             return _last(model, ids)
+
+
+def explained_by(exact: Tensor, rounded: Tensor) -> float:
+    """The gap that rounding explains: by how much it moves two logits (V,) against each other.
+
+    The spread of the errors over the vocabulary tells (what all logits have in common moves none of them), and the best
+    ones, the largest, are rounded once more to the spacing of their dtype there.
+    """
+    spread = float((rounded.double() - exact).std())
+    return ERRORS * spread + torch.finfo(rounded.dtype).eps * 2.0 ** math.floor(
+        math.log2(abs(float(exact.max())) or 1.0)
+    )
 
 
 def _last(model: nn.Module, ids: Tensor) -> Tensor:
