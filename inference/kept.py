@@ -33,6 +33,7 @@ class Kept:
             "device": torch.cuda.get_device_name(backbone.device) if cuda else str(backbone.device),
             **versions(),
         }
+        self.sources = _sources()  # now: files that change under a running process change nothing in it
         self.folder = cache_folder() / "answers" / _hash(facts)
 
     def tokens(
@@ -43,7 +44,7 @@ class Kept:
         Args:
             own: it comes from our own loop, not from transformers.
         """
-        path = self.folder / f"{_hash([list(ids), options, _sources() if own else None])}.json"
+        path = self.folder / f"{_hash([list(ids), options, self.sources if own else None])}.json"
         try:
             found: list[int] = json.loads(path.read_text(encoding="utf-8"))["tokens"]
         except (OSError, ValueError, KeyError):
