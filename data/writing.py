@@ -33,7 +33,7 @@ class UserOpening:
 
     def __init__(self, backbone: Backbone) -> None:
         if backbone.tokenizer is None:
-            raise UserError("synthesize needs a tokenizer with a chat template")
+            raise UserError(f"synthesize needs a tokenizer with a chat template: {backbone.no_tokenizer}")
         self.tokenizer = backbone.tokenizer
         after = self._around([])[1]
         ends = self.tokenizer(after, add_special_tokens=False)["input_ids"][:1]

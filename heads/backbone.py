@@ -13,8 +13,8 @@ Letters: B rows, T positions, H hidden width, V vocabulary, N layers.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,9 @@ from .anatomy import (
     find_turn,
     refuse_slots,
 )
+from .attention import attending, substitute
 from .cache import Cache, cache_argument
+from .forms import adapters, fingerprint, matrix_of, named_weights, place_of, rows_of, unwrapped
 from .mask import attention_mask, causal, positions
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Tensor
@@ -70,23 +72,33 @@ class Backbone:
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self.model = model.eval()
+        self.inner = unwrapped(model)
+        """The causal LM itself, where `model` is peft's wrapper around it."""
         self.tokenizer = tokenizer
-        self.config = model.config.get_text_config(decoder=True)
-        self.name = name or str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+        self.untold = ""
+        """Why there is no tokenizer, if one was looked for."""
+        self.config = self.inner.config.get_text_config(decoder=True)
+        self.name = name or str(getattr(self.inner.config, "_name_or_path", "") or type(self.inner).__name__)
+        if changed := adapters(self.inner):
+            self.name += f" + adapter {', '.join(changed)}"
         self.hash: str | None = None
         """Its fingerprint, once that cannot be taken any more because the layers are spread over processes."""
         self.adapter = ""
         """Hash of the one that was taken into the weights, if any: see adapter.py."""
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
-        self._decoder: nn.Module = find_decoder(model)
+        self._decoder: nn.Module = find_decoder(self.inner)
         refuse_slots(self.config, self.name)
         self._reaches = find_reaches(self.config, self.name)
         self._turn, self._recomputes = find_turn(self.config)
         self._layers = find_layers(self._decoder, self.num_layers)
         self._norm = find_norm(self._decoder)
-        self._projection: nn.Module = model.get_output_embeddings()
-        self._embedding: nn.Module = model.get_input_embeddings()
+        self._projection: nn.Module = self.inner.get_output_embeddings()
+        self._embedding: nn.Module = self.inner.get_input_embeddings()
+        self._substitute = substitute(self.inner, self._decoder, self.name)
+        if self._substitute is not None:
+            note = f"{self.config._attn_implementation} takes no mask of a tree: what is drafted is verified with "
+            warnings.warn(f"{self.name}: {note}{self._substitute}, whole texts keep it", stacklevel=2)
         self._cache_argument = cache_argument(self._decoder)
         self._checked = False
 
@@ -94,16 +106,18 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self._embedding.parameters())).device
+        """Where token ids go in and features come out; layers may lie elsewhere."""
+        return place_of(self._embedding)
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(iter(self._embedding.parameters())).dtype
+        dtype = next(iter(self._embedding.parameters())).dtype
+        return dtype if dtype.is_floating_point else self.inner.dtype
 
     @property
     def vocab_size(self) -> int:
         """Rows of the output projection, V (a padded vocabulary counts with its padding)."""
-        return int(self.output_weight.shape[0])
+        return rows_of(self._projection)
 
     @property
     def max_positions(self) -> int:
@@ -119,11 +133,15 @@ class Backbone:
         return frozenset([ids] if isinstance(ids, int) else ids or [])
 
     @property
+    def no_tokenizer(self) -> str:
+        """Why there is none, or what gives one, for a message."""
+        return self.untold or "Backbone(model, tokenizer)"
+
+    @property
     def output_weight(self) -> Tensor:
-        """(V, H) weight of the output projection; the embedding's own where they are tied."""
-        weight = self._projection.weight
-        assert isinstance(weight, Tensor)
-        return weight
+        """(V, H) weight of the output projection; the embedding's own where they are tied. A copy where it is
+        quantised, offloaded or on another device than the features."""
+        return matrix_of(self._projection).to(self.device)
 
     @property
     def output_bias(self) -> Tensor | None:
@@ -147,7 +165,7 @@ class Backbone:
 
     def fingerprint(self) -> str:
         """16 hex digits of the weights: a sample of each parameter, as bf16, whatever dtype they were loaded in."""
-        return self.hash or fingerprint(sorted(self.model.named_parameters()))
+        return self.hash or fingerprint(named_weights(self.inner))
 
     # -- running it ----------------------------------------------------------------------------------------------
 
@@ -200,10 +218,11 @@ class Backbone:
             assert cache.pending + width == tree.shape[-1], f"{cache.pending} pending tokens, {tree.shape[-1]} columns"
             cache.open(width)
             arguments[self._cache_argument] = cache
-        with self._tapped(taps) as kept:
+        with self._tapped(taps) as kept, attending(self.config, None if masks is None else self._substitute):
             output = self._decoder(input_ids=ids, position_ids=positions(lengths, tree), **arguments)
-        tapped = torch.cat([kept[k].to(output.last_hidden_state.device) for k in taps], -1) if taps else None
-        return Features(output.last_hidden_state, tapped)
+        last = output.last_hidden_state.to(ids.device)
+        tapped = torch.cat([kept[k].to(ids.device) for k in taps], -1) if taps else None
+        return Features(last, tapped)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., H) hidden states after the final norm to (..., V) logits, with the model's own scales and soft cap."""
@@ -250,7 +269,7 @@ class Backbone:
             return self._checked_ids(prompt)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self.tokenizer is None:
-            raise UserError("texts and chats need a tokenizer: Backbone(model, tokenizer)")
+            raise UserError(f"texts and chats need a tokenizer: {self.no_tokenizer}")
         return chat.encode(self.tokenizer, messages, add_generation_prompt=True)  # type: ignore[arg-type]
 
     def together(self, length: int) -> int:
@@ -302,7 +321,10 @@ class Backbone:
                 handle.remove()
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.finish(self._projection(hidden.to(self.output_weight.dtype)))
+        weight, states = getattr(self._projection, "weight", None), hidden
+        if isinstance(weight, Tensor) and weight.is_floating_point():
+            states = hidden.to(weight.dtype)
+        return self.finish(self._projection(states)).to(hidden.device)
 
     @torch.no_grad()
     def _check_logits(self) -> None:
@@ -337,17 +359,6 @@ def _behind(text: Sequence[int], ids: Tensor, ancestors: Tensor | None) -> tuple
     tree = causal(whole.shape[1], ids.device)
     tree[len(text) :, len(text) :] = ancestors
     return whole, tree
-
-
-def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
-    """`Backbone.fingerprint` of parameters with their names, in the order of these."""
-    digest = hashlib.sha256()
-    for name, weight in named:
-        digest.update(f"{name}{tuple(weight.shape)}".encode())
-        flat = weight.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // 1024)].to(torch.bfloat16).float()
-        digest.update(sample.cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _keep_output(kept: dict[int, Tensor], k: int) -> Any:

@@ -16,6 +16,7 @@ vocabulary.
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -156,7 +157,8 @@ class DraftHead(nn.Module):
         What is borrowed is no part of the module: it is never trained, moved or saved with it.
 
         Raises:
-            UserError: width, layers, vocabulary or tokenizer differ; names both values.
+            UserError: width, layers, vocabulary or tokenizer differ; names both values. Other weights, adapters or
+                templates of the same shape are told in a warning.
         """
         config, made_for = self.config, self.config.backbone or "another backbone"
         pairs: list[tuple[str, object, object]] = [
@@ -174,8 +176,23 @@ class DraftHead(nn.Module):
                 )
         if not config.num_layers:
             self.config = replace(config, num_layers=backbone.num_layers)
+        if self._backbone is not backbone and (others := self.differences(backbone)):
+            note = f"the {self.method} head was trained on {'; '.join(others)}: what is generated is exact all the same"
+            warnings.warn(f"{note}, but fewer of its drafts may be right", stacklevel=2)
         self._backbone = backbone
         return self
+
+    def differences(self, backbone: Backbone) -> list[str]:
+        """In what the backbone differs from the one it was trained on: weights or template, with both hashes."""
+        config, found = self.config, []
+        adapted = bool(config.adapter_hash) and config.adapter_hash == backbone.adapter  # its weights are known by that
+        if config.backbone_hash and not adapted and config.backbone_hash != (now := backbone.fingerprint()):
+            made_for = config.backbone or "a backbone"
+            found.append(f"weights {config.backbone_hash} ({made_for}), and {backbone.name} has {now}")
+        template = _fingerprints(backbone).get("template_hash")
+        if config.template_hash and template and config.template_hash != template:
+            found.append(f"chat template {config.template_hash}, and the tokenizer of {backbone.name} has {template}")
+        return found
 
     @property
     def backbone(self) -> Backbone:

@@ -280,12 +280,12 @@ def _first(config: Any, *names: str) -> Any:
 
 def _has(backbone: Backbone, ending: str) -> bool:
     """Has the backbone's decoder a parameter of this name? Not every config that has biases says so."""
-    return any(name.endswith(ending) for name, _ in backbone.model.get_decoder().named_parameters())
+    return any(name.replace("base_layer.", "").endswith(ending) for name, _ in backbone.decoder.named_parameters())
 
 
 def _qk_norm(backbone: Backbone) -> str:
     """Which norms the backbone has on its queries."""
-    parameters = backbone.model.get_decoder().named_parameters()
+    parameters = backbone.decoder.named_parameters()
     shapes = [tuple(weight.shape) for name, weight in parameters if name.endswith("q_norm.weight")]
     if not shapes:
         return "none"

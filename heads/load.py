@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ def load_backbone(
     device: str | torch.device | None = None,
     revision: str | None = None,
     attention: str | None = None,
-    device_map: str | None = None,
+    device_map: Any = None,
+    quantize: Any = None,
     trust_remote_code: bool = False,
 ) -> Backbone:
     """A backbone from a built-in name, a folder, a Hub id, or a model already in memory.
@@ -32,6 +35,8 @@ def load_backbone(
         device: where to put it; None leaves it on the CPU.
         attention: "sdpa" or "eager"; None lets transformers choose.
         device_map: how accelerate spreads it over the devices of this machine ("auto"), in place of `device`.
+        quantize: "8bit" or "4bit" (bitsandbytes), "int8" (torchao, weights alone), or a config of transformers; weights
+            that are stored in such a form are loaded in it without.
 
     Raises:
         UserError: there is no such model or device, or the model cannot be loaded.
@@ -48,17 +53,24 @@ def load_backbone(
         options["attn_implementation"] = attention
     if device_map is not None:
         options["device_map"], device = device_map, None
+    if quantize is not None:
+        options["quantization_config"] = _quantization(quantize)
+        options.setdefault("device_map", {"": device or "cpu"})
+        device = None
     try:
         model = AutoModelForCausalLM.from_pretrained(_place(source), **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(f"{source}: cannot be loaded as a causal LM: {first_line(error)}") from error
+    tokenizer, untold = None, ""
     try:
         tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code)
-    except UserError:
-        tokenizer = None  # token ids still work, and texts say what is missing
+    except UserError as error:
+        untold = str(error)  # token ids still work, and texts say what is missing
     if device is not None:
-        model.to(device)  # type: ignore[arg-type]
-    return Backbone(model, tokenizer, name=str(source))
+        _move(model, device, source)
+    backbone = Backbone(model, tokenizer, name=str(source))
+    backbone.untold = untold
+    return backbone
 
 
 def load_tokenizer(source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -96,6 +108,56 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
     if not isinstance(found, torch.dtype):
         raise UserError(f"dtype is {dtype!r}; choose float32, bfloat16 or float16")
     return found
+
+
+def _eight_bit() -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_8bit=True)  # type: ignore[no-untyped-call]
+
+
+def _four_bit() -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")  # type: ignore[no-untyped-call]
+
+
+def _int8() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+_QUANTIZED: dict[str, tuple[str, Callable[[], Any]]] = {
+    "8bit": ("bitsandbytes", _eight_bit),
+    "4bit": ("bitsandbytes", _four_bit),
+    "int8": ("torchao", _int8),
+}
+"""Forms of weights by name: the package that makes them, and its config."""
+
+
+def _quantization(form: Any) -> Any:
+    if not isinstance(form, str):
+        return form
+    if form not in _QUANTIZED:
+        raise UserError(f"quantize is {form!r}; choose {', '.join(_QUANTIZED)}, or give a config of transformers")
+    package, config = _QUANTIZED[form]
+    if find_spec(package) is None:
+        raise UserError(f"quantize={form} needs {package}: pip install {package}")
+    return config()
+
+
+def _move(model: Any, device: str | torch.device, source: Any) -> None:
+    """To a device; what is quantised may be bound to the one it was loaded on."""
+    if all(weight.device.type == torch.device(device).type for weight in model.parameters()):
+        return
+    try:
+        model.to(device)
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{source}: cannot be moved to {device}; give device_map instead ({first_line(error)})"
+        ) from error
 
 
 def _check_device(device: str | torch.device | None) -> None:

@@ -56,7 +56,7 @@ def encode(backbone: Backbone, question: Question, messages: Sequence[Message], 
         if not raw:
             return backbone.encode(messages)
         if backbone.tokenizer is None:
-            raise UserError("texts need a tokenizer: Backbone(model, tokenizer)")
+            raise UserError(f"texts need a tokenizer: {backbone.no_tokenizer}")
         text = "\n\n".join(message["content"] for message in messages)
         return list(backbone.tokenizer(text)["input_ids"])
     except UserError as error:

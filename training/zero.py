@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..heads.backbone import Backbone, fingerprint
+from ..heads.backbone import Backbone
+from ..heads.forms import fingerprint
 from .layout import Layout
 from .objective import Objective, Result
 from .recipe import Recipe
