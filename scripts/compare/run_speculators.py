@@ -12,6 +12,7 @@ torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cpu")
 torch.accelerator.synchronize = lambda *_, **__: None
 torch.accelerator.is_available = lambda: False
 trainer.get_local_rank = lambda: "cpu"  # what the model and each batch are moved to
+torch.cpu.empty_cache = lambda: None
 torch.Tensor.pin_memory = lambda self, *_: self
 sys.argv[0] = "speculators.train"
 runpy.run_module("speculators.train", run_name="__main__")
