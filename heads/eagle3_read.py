@@ -192,12 +192,17 @@ def _maps(tensors: Tensors, draft: int, size: int) -> Tensors:
 
 
 def _refuse_absolute(d2t: torch.Tensor, t2d: torch.Tensor | None, size: int) -> None:
-    """Token ids where offsets belong."""
-    counted = len(d2t) > 1 and torch.equal(d2t, torch.arange(len(d2t)))
-    told = t2d is not None and bool(d2t.any()) and torch.equal(t2d.nonzero().flatten(), d2t)
-    # offsets that rise at each step would mean that no two neighbours among all tokens were chosen
-    risen = t2d is None and bool((d2t.diff() > 0).all()) and _log_odds(len(d2t), size) < -7
-    if counted or told or risen:
+    """Token ids where offsets belong: `t2d` tells; without it, what no choice of tokens would give."""
+    if t2d is not None:
+        wrong = bool(d2t.any()) and torch.equal(t2d.nonzero().flatten(), d2t)
+        wrong = wrong and not torch.equal(t2d.nonzero().flatten(), d2t + torch.arange(len(d2t)))
+    else:
+        steps = d2t.diff()
+        # offsets that rise at each step, and not evenly, mean that no two neighbours among all tokens were chosen
+        risen = bool((steps > 0).all()) and not bool((steps == steps[:1]).all())
+        counted = len(d2t) > 1 and torch.equal(d2t, torch.arange(len(d2t)))
+        wrong = counted or (risen and _log_odds(len(d2t), size) < -7)
+    if wrong:
         raise UserError(
             "d2t holds token ids where offsets are expected (target id = draft id + d2t[draft id]), so engines would "
             "propose other tokens; subtract 0, 1, 2, … from it"

@@ -56,6 +56,32 @@ def export(settings: ExportSettings) -> None:
     print(folder)
 
 
+@dataclass
+class InspectSettings:
+    """What a folder holds, and whether an engine would load it right."""
+
+    path: Path
+    """Folder or file of a head, in any format that can be read."""
+    engine: str | None = None
+    """vllm, sglang or eagle (its authors' code), perhaps with a version, vllm:0.33.0; without it, only whether it loads
+    here."""
+    backbone: str | None = None
+    """What it was trained on; without it, less can be said."""
+
+
+def inspect(settings: InspectSettings) -> int:
+    """Exit code 1 where it would load wrong, 2 where nothing can be read."""
+    from headstart import load_backbone
+    from headstart.heads.inspection import inspect
+    from headstart.options import silence
+
+    silence()
+    backbone = load_backbone(settings.backbone) if settings.backbone else None
+    report = inspect(settings.path, settings.engine, backbone)
+    print(report)
+    return 0 if report.right else 1
+
+
 HEADS: dict[str, Verb] = {
     "fetch": Verb(
         fetch,
@@ -72,5 +98,12 @@ HEADS: dict[str, Verb] = {
             "headstart export --head runs/eagle3 --to vllm --out exported/vllm",
             "headstart export --head user/medusa-head --to tensorrt-llm --backbone user/model --out exported/trt",
         ),
+    ),
+    "inspect": Verb(
+        inspect,
+        "Say what kind of head this is, and what an engine would drop, leave at random or read otherwise.",
+        ("headstart.verbs_heads:InspectSettings",),
+        ("path",),
+        ("headstart inspect exported/vllm --engine vllm", "headstart inspect medusa_lm_head.pt --backbone user/model"),
     ),
 }

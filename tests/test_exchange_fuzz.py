@@ -116,8 +116,12 @@ def test_maps_that_contradict_each_other(to: str) -> None:
     _, config, tensors, _ = example("eagle3", to)
     absolute = tensors["d2t"] + torch.arange(40)
     said = outcome("eagle3", to, config, tensors | {"d2t": absolute})
-    assert "d2t" in said
-    assert "offsets" in outcome("eagle3", to, config, tensors | {"d2t": torch.arange(40)})
+    # without marks, ids that follow each other might as well be offsets of every other token
+    assert "d2t" in said or "t2d" not in tensors
+    irregular = torch.randperm(96, generator=torch.Generator().manual_seed(0))[:40].sort().values
+    assert "t2d" in tensors or "offsets" in outcome("eagle3", to, config, tensors | {"d2t": irregular})
+    said = outcome("eagle3", to, config, tensors | {"d2t": torch.arange(40)})
+    assert "offsets" in said or "d2t says" in said
     marks = torch.zeros(96, dtype=torch.bool)
     marks[6:46] = True
     assert "t2d[5]" in outcome("eagle3", to, config, tensors | {"t2d": marks})
