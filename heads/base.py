@@ -120,6 +120,8 @@ class DraftHead(nn.Module):
                 f"the head's config says {config.draft_vocab_size} of {config.vocab_size}"
             )
         self._backbone: Backbone | None = None
+        self.spent = False
+        """Whether it was said that texts became longer than those it was trained on."""
 
     # -- belonging to a backbone ---------------------------------------------------------------------------------
 

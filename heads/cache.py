@@ -18,6 +18,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from ..errors import UserError
+
 _GROWTH = 256  # slots added at a time, at least
 
 
@@ -171,6 +173,75 @@ def cache_argument(decoder: nn.Module) -> str:
     """transformers 5.24 renamed the forward argument `past_key_values` to `cache`."""
     names = inspect.signature(inspect.unwrap(decoder.forward)).parameters
     return "cache" if "cache" in names else "past_key_values"
+
+
+# -- caches of transformers that a user hands over ---------------------------------------------------------------------
+
+
+def fitting(lent: Any, prompt: int, new: int, answers: int) -> None:
+    """Refuse by name what cannot be taken over for one answer of `new` tokens to a prompt of so many.
+
+    Raises:
+        UserError: it is no cache of attention layers, has several rows or too few slots, or holds more than the prompt.
+    """
+    kind = type(lent).__name__
+    if not isinstance(lent, transformers.Cache) or isinstance(lent, transformers.EncoderDecoderCache | Cache):
+        raise UserError(f"cache is a {kind}; expected a DynamicCache or StaticCache of transformers")
+    strange = sorted({type(layer).__name__ for layer in lent.layers if type(layer).__name__ not in _KNOWN})
+    if strange:
+        raise UserError(f"cache: its layers are {', '.join(strange)}; those of a DynamicCache or StaticCache are known")
+    if answers != 1:
+        raise UserError(f"cache: holds one text, and {answers} answers are asked for; ask for one at a time")
+    held = _held(lent)
+    if held >= prompt:
+        raise UserError(
+            f"cache: holds {held} tokens and the prompt has {prompt}; give the whole text as the prompt, those tokens "
+            "and at least one more"
+        )
+    for layer in lent.layers:
+        slots, window = getattr(layer, "max_cache_len", None), getattr(layer, "is_sliding", False)
+        if slots is not None and not window and slots < prompt + new - 1:
+            raise UserError(f"cache: has {slots} slots, and prompt and answer come to {prompt + new} tokens")
+
+
+def check_lent(lent: Any, cache: Cache) -> None:
+    """That what it holds is what the backbone makes of the beginning of the prompt, which `cache` holds.
+
+    Raises:
+        UserError: it belongs to another text or model.
+    """
+    held = 0 if lent is None else _held(lent)
+    for number, layer in enumerate(lent.layers if held else ()):
+        kept = min(held, layer.keys.shape[2])  # a window keeps the last ones
+        for name, theirs, ours in (("keys", layer.keys, cache.keys), ("values", layer.values, cache.values)):
+            expected = ours[number][:, :, held - kept : held].float()
+            shape = theirs.shape[:2] + theirs.shape[3:]
+            if shape != expected.shape[:2] + expected.shape[3:] or not _near(theirs[:, :, :kept], expected):
+                raise UserError(
+                    f"cache: its {name} of layer {number} are not those of the first {held} tokens of the prompt; it "
+                    "belongs to another text or model"
+                )
+
+
+def hand_back(cache: Cache, lent: Any) -> None:
+    """Put what is committed behind what it holds, in its own way."""
+    held = 0 if lent is None else _held(lent)
+    for number in range(0 if lent is None else len(cache.keys)):
+        states = (buffers[number][:, :, held : cache.lengths[0]].clone() for buffers in (cache.keys, cache.values))
+        lent.update(*states, number)
+
+
+_KNOWN = ("DynamicLayer", "DynamicSlidingWindowLayer", "StaticLayer", "StaticSlidingWindowLayer")
+_TOLERANCE = 0.05  # of the largest value: other pieces of a prompt round otherwise, other tokens differ by far more
+
+
+def _held(lent: Any) -> int:
+    return int(lent.get_seq_length()) if lent.layers else 0
+
+
+def _near(theirs: Tensor, ours: Tensor) -> bool:
+    gap = (theirs.to(ours.device).float() - ours).abs().max()
+    return bool(gap <= _TOLERANCE * ours.abs().max())
 
 
 def _slots(states: Tensor, capacity: int) -> Tensor:

@@ -59,6 +59,8 @@ class LayerConfig(HeadConfig):
     """Positions that the rotary embedding was made for."""
     rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     """Rotary embedding, as transformers writes it."""
+    trained_positions: int | None = None
+    """Tokens that texts were cut to in its training: behind them it drafts nothing. None: not known."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,6 +41,8 @@ class GenerateSettings:
     """Stop behind this text, at the token that completes it."""
     rule: str = "match"
     """How drafts are verified: match, chain, siblings, fixed, block, traversal; or typical, which is not lossless."""
+    auto_off: bool = False
+    """Measure while generating whether drafting pays, and go on plainly where it does not."""
     raw: bool = False
     """Take the prompt as it stands, without the chat template."""
     stream: bool = True
@@ -56,7 +58,8 @@ def generate(options: BackboneOptions, settings: GenerateSettings) -> None:
 
     text = sys.stdin.read() if settings.prompt == "-" else settings.prompt
     backbone = backbone_of(options)
-    generator = Generator(backbone, drafter_of(settings.head, backbone), tree=settings.tree, rule=settings.rule)
+    drafter = drafter_of(settings.head, backbone)
+    generator = Generator(backbone, drafter, tree=settings.tree, rule=settings.rule, auto_off=settings.auto_off)
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "seed")
     asked = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
     if settings.stop is not None:

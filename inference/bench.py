@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,6 +119,11 @@ def bench(
         paths = (settings.out / "rows.jsonl", settings.out / "setup.json")
         with opened(*paths, setup, settings.restart) as store:
             rows = _run(generator, asked, settings, store)
+        found = speedup(rows)
+        if found is not None and found < 1 and drafter is not None:
+            note = f"slower than plain decoding here (a measured speed-up of {found:.2f})"
+            better = "try fewer nodes (--tree) or another drafter"
+            warnings.warn(f"drafting with {settings.head} is {note}; {better}", stacklevel=2)
         return write_report(settings.out, rows, setup, command)
 
 

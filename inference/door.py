@@ -149,14 +149,20 @@ def _with_padding(criterion: Any, pads: Tensor) -> Callable[[Tensor, Any], Any]:
 
 
 def _check_kwargs(more: Mapping[str, Any]) -> None:
-    if begun(more):
-        raise UserError(f"cache is not supported: {given.REFUSED['cache'][1]}")
     for name, value in more.items():
         if name in PREPARED or value is None or value is False:
             continue
         if name in given.REFUSED:
             given.refuse(name, value)
         raise UserError(f"{name} is not supported: the backbone is given token ids, masks and positions alone")
+
+
+def lent(more: Mapping[str, Any], rows: int) -> Any:
+    """The cache that is to be taken over: one that holds something, or the empty one of a single row, which may be
+    transformers' own."""
+    if not begun(more) and rows > 1:
+        return None
+    return next((more[name] for name in HANDED_OVER if more.get(name) is not None), None)
 
 
 def is_theirs(processor: Any) -> bool:

@@ -9,6 +9,7 @@ which `step` was given them; -1 is the anchor, whose child is every draft of dep
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -102,20 +103,42 @@ class HeadDrafter:
         if widest >= head.vocab.size:
             raise UserError(f"{shape} asks for the guess of rank {widest}; the head has {head.vocab.size}, from 0")
         self.depth = min(shape.depth, head.max_depth or shape.depth)
+        config = getattr(head, "config", None)
+        self.limit: int = getattr(config, "trained_positions", None) or 1 << 30
         self.state: Any = None
         self.anchored: Step | None = None
-        self.root = -1
+        self.root, self.length = -1, 1
 
     def start(self, prompt: Sequence[int]) -> None:
-        self.state, self.anchored = self.head.start(), None
+        self.state, self.anchored, self.length = self.head.start(), None, 1
+        if len(prompt) >= self.limit:
+            self._beyond()
 
     def advance(self, features: Features, next_ids: Sequence[int]) -> None:
+        self.root, self.length = next_ids[-1], self.length + len(next_ids)
+        if self.length > self.limit:
+            return
         ids = torch.tensor([next_ids], device=self.device)  # (1, T)
         self.anchored = self.head.extend(self.state, features, ids)
-        self.root = next_ids[-1]
+
+    def _deep(self, budget: int) -> int:
+        """How deep the next tree may be."""
+        left = self.limit - self.length
+        if left <= 0:
+            self._beyond()
+        return min(self.depth, budget, left)
+
+    def _beyond(self) -> None:
+        """Say once of a head that it drafts no more."""
+        if not self.head.spent:
+            self.head.spent = True
+            note = (
+                f"the {self.head.method} head was trained on texts of up to {self.limit} tokens: behind these, tokens"
+            )
+            warnings.warn(f"{note} are decoded plainly", stacklevel=2)
 
     def draft(self, budget: int) -> Tree:
-        depth = min(self.depth, budget)
+        depth = self._deep(budget)
         if depth < 1:
             return Tree.chain([self.root])
         assert self.anchored is not None, "draft before advance"
@@ -126,7 +149,7 @@ class HeadDrafter:
         return self._dynamic(shape, logits) if isinstance(shape, Dynamic) else self._static(shape, logits)
 
     def sample(self, budget: int, chance: Chance, law: Callable[[Tensor], Tensor]) -> Tree:
-        depth = min(self.depth, budget)
+        depth = self._deep(budget)
         if depth < 1:
             return Tree.chain([self.root])
         assert self.anchored is not None, "draft before advance"

@@ -19,15 +19,17 @@ from torch import nn
 
 from ..errors import UserError
 from ..heads.backbone import Backbone, Features, Prompt
-from ..heads.cache import Cache
+from ..heads.cache import HANDED_OVER, Cache, check_lent, fitting, hand_back
 from . import door
 from .chance import DRAFTING
 from .detokenizer import Detokenizer
 from .detokenizer import decode as decode_text
-from .drafter import Drafter, SamplingDrafter
+from .drafter import Drafter, NoDrafter, SamplingDrafter
 from .drafters import chained, drafter_factory, modules_of
 from .output import Output as Output
 from .output import Piece as Piece
+from .pace import Pace
+from .prefill import prefill
 from .prompts import encoded
 from .ruling import MATCH, judged, law_of
 from .sampler import NoToken, Sampler
@@ -44,6 +46,8 @@ class Request(NamedTuple):
     ids: list[int]
     sampler: Sampler
     rule: str
+    lent: Any = None
+    """A cache of transformers that is to be taken over."""
 
 
 class Generator:
@@ -56,19 +60,28 @@ class Generator:
             a chain. A form deeper than the head is cut to its depth, with a note.
         rule: how drafts are verified, by name: "match", or one of `rules.RULES`. All but "typical" keep the
             backbone's distribution; with "match" a seed gives the same tokens whatever drafts.
+        auto_off: measure while generating whether drafting pays, by a few rounds without drafts, and go on plainly
+            where it does not, with a note.
 
     Raises:
         UserError: the head was made for another backbone, or drafter, tree or rule are unknown or do not go together.
     """
 
     def __init__(
-        self, backbone: Backbone, drafter: Any = None, *, tree: Shape | str | None = None, rule: str = MATCH
+        self,
+        backbone: Backbone,
+        drafter: Any = None,
+        *,
+        tree: Shape | str | None = None,
+        rule: str = MATCH,
+        auto_off: bool = False,
     ) -> None:
         self.backbone, self.rule = backbone, rule
         self._drafter, self._shape = drafter, parse_shape(tree) if isinstance(tree, str) else tree
         self._factories: dict[bool, Callable[[], Drafter]] = {}  # by whether drafts have to be chains
         self._fitting: set[str] = set()  # rules that were found to go with the drafter
         self._modules = [backbone.model, *modules_of(drafter)]
+        self._pace = Pace() if auto_off and drafter is not None else None
         self._factory(rule)
 
     def generate(self, prompt: Prompt | Sequence[Prompt] | None = None, *, streamer: Any = None, **options: Any) -> Any:
@@ -137,7 +150,11 @@ class Generator:
         rows = door.received(self.backbone, model, input_ids, *prepared)
         if streamer is not None and len(rows) > 1:
             raise UserError(f"a streamer takes one answer, and {len(rows)} were asked for")
-        outputs = [self._output(Request(*row, rule), streamer) for row in rows]
+        requests = [Request(*row, rule) for row in rows]
+        given = door.lent(model_kwargs, len(rows))
+        if given is not None:
+            requests = [_taking_over(given, requests, self.backbone)]
+        outputs = [self._output(request, streamer) for request in requests]
         return door.answered(input_ids, outputs, generation_config)
 
     def _output(self, request: Request, streamer: Any) -> Output:
@@ -168,6 +185,7 @@ class Generator:
         self._factory(rule)
         _refuse_foreseeing(rule, options.get("logits_processor"))
         named = [options.pop(name, None) for name in ("input_ids", "inputs")]  # as generate calls them
+        lent = [options.pop(name, None) for name in HANDED_OVER]
         if prompt is None:
             prompt = next((ids for ids in named if ids is not None), [])
         padded = (options.pop(name, None) for name in ("attention_mask", "position_ids"))
@@ -181,6 +199,9 @@ class Generator:
                 options["seed"] = sampler.seed  # where none was given, one is drawn for all
                 requests.append(Request(ids, sampler, rule))
                 asked = sampler.returned
+        for given in lent:
+            if given is not None:
+                requests = [_taking_over(given, requests, self.backbone)]
         return requests, several or len(requests) > 1
 
     def _factory(self, rule: str) -> Callable[[], Drafter]:
@@ -205,14 +226,24 @@ class Generator:
         return self._factories[chain]
 
     def _runs(self, request: Request, stats: Stats) -> Iterator[list[int]]:
-        ids, sampler, rule = request
+        ids, sampler, rule, lent = request
+        drafter = NoDrafter() if self._pace is not None and self._pace.off else self._factory(rule)()
+        more = {"pace": self._pace, "lent": lent}
         with _evaluating(self._modules):
-            yield from decode(self.backbone, self._factory(rule)(), sampler, ids, stats, rule)
+            yield from decode(self.backbone, drafter, sampler, ids, stats, rule, **more)
 
 
 @torch.inference_mode()
 def decode(
-    backbone: Backbone, drafter: Drafter, sampler: Sampler, prompt: Sequence[int], stats: Stats, rule: str = MATCH
+    backbone: Backbone,
+    drafter: Drafter,
+    sampler: Sampler,
+    prompt: Sequence[int],
+    stats: Stats,
+    rule: str = MATCH,
+    *,
+    pace: Pace | None = None,
+    lent: Any = None,
 ) -> Iterator[list[int]]:
     """Yield the tokens behind a prompt, run by run: the first token, then what each round accepts.
 
@@ -221,6 +252,9 @@ def decode(
 
     Args:
         rule: "match", or the name of another rule, whose drafter can do what it asks for.
+        pace: measures whether drafting pays, and ends it where it does not.
+        lent: a cache of transformers: what it holds has to belong to the prompt, and in the end it holds all but the
+            last token.
 
     Raises:
         UserError: the drafter hands over an impossible tree, or no token can be chosen (round and row are named).
@@ -235,7 +269,9 @@ def decode(
     sampler.begin()
     drafter.start(prompt)
     with _named(sampler, "prefill"):
-        features, following = _prefill(backbone, drafter, sampler, prompt, cache)
+        features, following = prefill(backbone, drafter, prompt, cache, PREFILL)
+        check_lent(lent, cache)
+        following.append(sampler.token(backbone.logits(features.last[0, -1]), prompt))
     stats.prompt_tokens, stats.tokens = len(prompt), 1
     text, run = list(prompt), following[-1:]
     sampler.ended([*text, *run] if sampler.reads else run)
@@ -247,11 +283,14 @@ def decode(
         left = limit - stats.tokens
         if left == 0 or sampler.over:
             break
-        drafter.advance(features, following)
+        plain = pace is not None and pace.plain()
+        if pace is None or not pace.off:
+            drafter.advance(features, following)
         budget = min(left - 1, backbone.together(len(text)))
-        tree = _draft(drafter, sampler if sampled else None, len(text), budget)
+        tree = Tree.chain(run[-1:]) if plain else _draft(drafter, sampler if sampled else None, len(text), budget)
         tree.check(text[-1], backbone.vocab_size, budget)
         watch.lap("draft")
+        begun = stats.total_seconds - (0.0 if plain else watch.last)
         features = _forward_tree(backbone, tree, cache, drafter.taps)
         with _named(sampler, f"round {stats.rounds + 1}"):
             walk = verify(tree, backbone.logits(features.last[0]), sampler, text, left)
@@ -261,29 +300,12 @@ def decode(
         following = run
         stats.count_round(tree.depth, len(tree) - 1, len(run) - 1)
         watch.lap("rest")
+        if pace is not None:
+            pace.note(plain, stats.total_seconds - begun, len(run))
+    hand_back(cache, lent)
     if left == 0 and limit < sampler.max_new_tokens and not sampler.over:
         full = f"the {backbone.max_positions} positions of {backbone.name} are full"
         warnings.warn(f"stopped after {limit} tokens: {full}", stacklevel=2)
-
-
-def _prefill(
-    backbone: Backbone, drafter: Drafter, sampler: Sampler, prompt: Sequence[int], cache: Cache
-) -> tuple[Features, list[int]]:
-    """Fill the cache with the prompt, in pieces; all but the last go to the drafter at once.
-
-    Returns:
-        The features of the last piece and the token behind each of its positions, the first new token included.
-    """
-    for begin in range(0, len(prompt), PREFILL):
-        end = begin + PREFILL
-        ids = torch.tensor([prompt[begin:end]], device=backbone.device)  # (1, T)
-        features = backbone.forward(ids, cache=cache, taps=drafter.taps)
-        cache.commit_all()
-        following = list(prompt[begin + 1 : end + 1])
-        if end < len(prompt):
-            drafter.advance(features, following)
-    first = sampler.token(backbone.logits(features.last[0, -1]), prompt)
-    return features, [*following, first]
 
 
 def _draft(drafter: Drafter, sampler: Sampler | None, length: int, budget: int) -> Tree:
@@ -295,6 +317,18 @@ def _draft(drafter: Drafter, sampler: Sampler | None, length: int, budget: int) 
         return drafter.draft(budget)
     assert isinstance(drafter, SamplingDrafter), "the rule asks for drafts that are drawn"
     return drafter.sample(budget, sampler.chance(length, DRAFTING), sampler.drafted)
+
+
+def _taking_over(given: Any, requests: Sequence[Request], backbone: Backbone) -> Request:
+    """The one request, with a cache of the user's.
+
+    Raises:
+        UserError: it cannot be taken over, or there are several answers.
+    """
+    first = requests[0]
+    limit = min(first.sampler.max_new_tokens, backbone.max_positions - len(first.ids))
+    fitting(given, len(first.ids), limit, len(requests))
+    return first._replace(lent=given)
 
 
 def _refuse_foreseeing(rule: str, processors: Any) -> None:

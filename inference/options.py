@@ -27,6 +27,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from ..errors import UserError, nearest
 from ..heads.backbone import Backbone
+from ..heads.cache import HANDED_OVER
 from .output import Record
 from .penalties import CountPenalty
 
@@ -36,6 +37,7 @@ SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsi
 OWN = (
     "seed", "rule", "frequency_penalty", "presence_penalty", "output_logprobs", "attention_mask", "position_ids",
     "streamer", "tokenizer", "generation_config", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn",
+    *HANDED_OVER,
 )  # fmt: skip
 """What can be given besides the fields of a generation config."""
 
@@ -61,7 +63,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "negative_prompt_ids": (None, "it needs a second, unconditional text"),
     "negative_prompt_attention_mask": (None, "it needs a second, unconditional text"),
     "inputs_embeds": (None, "a prompt is token ids, a text or a chat"),
-    "cache": (None, "a generation starts with a cache of its own: give the whole text as the prompt"),
     "synced_gpus": (False, "each process generates by itself"),
     "custom_generate": (None, "this is the custom loop already"),
 }

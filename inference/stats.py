@@ -113,12 +113,15 @@ class Watch:
     def __init__(self, seconds: dict[str, float]) -> None:
         self.seconds = seconds
         self.mark = perf_counter()
+        self.last = 0.0
+        """Seconds of the last lap."""
 
     def lap(self, part: str | None) -> None:
         """The time since the last lap went into this part; None: it belongs to somebody else."""
         now = perf_counter()
+        self.last = now - self.mark
         if part is not None:
-            self.seconds[part] += now - self.mark
+            self.seconds[part] += self.last
         self.mark = now
 
 

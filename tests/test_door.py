@@ -266,12 +266,13 @@ def test_what_is_not_supported_is_refused_by_name(options: dict[str, Any], words
         backbone().model.generate(**given, custom_generate=generator())
 
 
-def test_a_cache_with_something_in_it_is_refused() -> None:
+def test_a_cache_of_another_text_is_refused() -> None:
+    """What is taken over: tests/test_guards.py."""
     model = backbone().model
     name = "cache" if "cache" in inspect.signature(inspect.unwrap(model.forward)).parameters else "past_key_values"
     cache = transformers.DynamicCache(config=model.config)
-    model(torch.tensor([PROMPT[:3]]), **{name: cache})
-    with pytest.raises(UserError, match="cache is not supported"), warnings.catch_warnings():
+    model(torch.tensor([PROMPT[1:4]]), **{name: cache})
+    with pytest.raises(UserError, match="it belongs to another text or model"), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         model.generate(**one(), max_new_tokens=3, custom_generate=generator(), **{name: cache})
 

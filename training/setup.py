@@ -19,6 +19,7 @@ from ..data.features import FeatureCache
 from ..errors import UserError, nearest
 from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
+from ..heads.layer import LayerConfig
 from ..heads.load import load_backbone
 from ..heads.methods import METHODS, TRAINABLE
 from ..heads.vocab import DraftVocab
@@ -101,6 +102,8 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
         rows.cache = held_out.cache = features_of(
             recipe.data, backbone, weights, reads, prepared, accelerator, together=together
         )
+    if isinstance(head.config, LayerConfig):
+        head.config.trained_positions = max(recipe.data.max_length, head.config.trained_positions or 0)
     head.checkpointing = recipe.batch.checkpointing
     autocast = fast if recipe.precision.autocast == "auto" else recipe.precision.autocast == "bf16"
     objective = Objective(head, recipe.loss, autocast=autocast)
