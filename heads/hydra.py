@@ -65,7 +65,8 @@ class JoiningBlock(nn.Module):
         self.res_connection = nn.Linear(parts * width, width)
         for weight in (*self.linear.parameters(), *self.res_connection.parameters()):
             nn.init.zeros_(weight)
-        nn.init.eye_(self.res_connection.weight)
+        with torch.no_grad():
+            self.res_connection.weight.fill_diagonal_(1)
 
     def forward(self, joined: Tensor) -> Tensor:
         mixed: Tensor = self.res_connection(joined) + F.silu(self.linear(joined))

@@ -219,5 +219,5 @@ def test_the_command_line_takes_the_same_names_and_folders(tmp_path: Path) -> No
     (tmp_path / "eagle").mkdir()
     (tmp_path / "eagle" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}')
     save_file({"fc.weight": torch.zeros(2, 4)}, tmp_path / "eagle" / "model.safetensors")
-    with pytest.raises(UserError, match="EAGLE"):
+    with pytest.raises(UserError, match="num_attention_heads"):
         drafter_of(str(tmp_path / "eagle"), backbone())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -193,7 +194,7 @@ def test_what_cannot_begin(writer: Backbone, settings: RegenerateSettings) -> No
 
 
 def killed(writer: Backbone, settings: RegenerateSettings, kills: int) -> None:
-    """Kill sampled runs at random moments; in the end the file is that of an undisturbed run.
+    """Kill sampled runs at random moments behind their first parts; in the end the file is that of an undisturbed run.
 
     The runs are forks of this process, which has torch loaded already: most of their time they decode.
     """
@@ -203,13 +204,17 @@ def killed(writer: Backbone, settings: RegenerateSettings, kills: int) -> None:
     took, source, done, resumed = time.monotonic() - start, random.Random(3), 0, 0
     parts = settings.out.with_name("out.jsonl.parts")
     while done < kills:
-        child = os.fork()
+        child, wanted = os.fork(), source.choice([0, 1, 1, 2, 3])
         if child == 0:
             regenerate(writer, sampled)
             os._exit(0)
-        time.sleep(source.random() * took / 2)
-        os.kill(child, signal.SIGKILL)
-        done += os.waitpid(child, 0)[1] != 0
+        while len(list(parts.glob("[0-9]*"))) < wanted and os.waitpid(child, os.WNOHANG)[0] == 0:
+            time.sleep(0.001)
+        time.sleep(source.random() * took / 8)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            done += os.waitpid(child, 0)[1] != 0
         resumed += 0 < len(list(parts.glob("[0-9]*"))) < 4
         if settings.out.exists() and not parts.exists():  # it was done before the kill: from the start again
             for path in settings.out.parent.glob("out.jsonl*"):

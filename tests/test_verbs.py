@@ -90,6 +90,9 @@ def test_train_generate_bench_verify(run, work):
     assert "trainable parameters" in run("train", "recipe.yaml", "--check")
     assert not (work / "runs").exists()
     assert run("train", "recipe.yaml", "optim.lr=1e-3").endswith("\nruns/one/head\n")
+    assert run("export", "--head", "runs/one/head", "--to", "vllm", "--out", "exported") == "exported\n"
+    assert "eagle3" in run("inspect", "exported", "--backbone", "backbone")
+    assert "nowhere" in run("inspect", "nowhere", code=2)
     assert "did you mean optim.lr?" in run("train", "recipe.yaml", "optim.lrr=1", code=2)
     pytest.importorskip("matplotlib")
     assert run("plot", "runs/one").endswith("\ncurves.png\n")

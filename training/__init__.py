@@ -13,10 +13,3 @@
 - `evaluate`: accuracy by depth, estimated and measured acceptance length
 - `sheet`: one step and a run sheet
 """
-
-import os as _os
-
-# On a CPU torch keeps a compiled product for each shape it has met, 1,024 of them in either of two caches. A step's
-# shapes hardly ever come back, so that memory grew by 80 MB a step, to gigabytes. Read at the first product.
-for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    _os.environ.setdefault(_name, "16")
