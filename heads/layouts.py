@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from .backbone import Backbone
+from .base import plain_name
 
 Config = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -64,10 +65,7 @@ def backbone_facts(backbone: Backbone | None, name: str = "") -> Config:
     """The fields that every config has, as far as they are known; no hash is claimed for a head from elsewhere."""
     if backbone is None:
         return {"num_layers": 0, "backbone": name}
-    from .base import HeadConfig
-
-    facts = HeadConfig.facts(backbone)
-    return {"num_layers": facts["num_layers"], "backbone": name or facts["backbone"]}
+    return {"num_layers": backbone.num_layers, "backbone": name or plain_name(backbone.name)}
 
 
 def needed(backbone: Backbone | None, what: str) -> Backbone:

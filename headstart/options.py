@@ -133,15 +133,18 @@ def _is_model(name: str) -> bool:
     if not isinstance(config, dict) or {"draft_vocab_size", "speculators_model_type"} & config.keys():
         return False
     architecture = str((config.get("architectures") or [""])[0])
-    return architecture.endswith("ForCausalLM") and not _has_feature_layer(Path(name) / "model.safetensors")
+    return architecture.endswith("ForCausalLM") and not _holds_head(Path(name), config)
 
 
-def _has_feature_layer(path: Path) -> bool:
-    """Whether the weights hold the layer that joins hidden states and embeddings in EAGLE-style heads."""
-    from safetensors import SafetensorError, safe_open
+def _holds_head(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether the names of the tensors are those of a head."""
+    from headstart.heads.kinds import kind_of
+    from headstart.heads.weights import PICKLES, tensor_shapes, weight_files
 
     try:
-        with safe_open(path, framework="pt") as weights:
-            return any(key.endswith("fc.weight") and ".layers." not in key for key in weights.keys())  # noqa: SIM118
-    except (OSError, SafetensorError):
-        return False  # in several files, say, as heads never are
+        files = weight_files(folder)
+        if any(path.suffix in PICKLES for path in files) and config.get("num_hidden_layers", 1) > 1:
+            return False  # pickles would have to be read whole, and those of heads are small
+        return bool(kind_of(config, tensor_shapes(files)))
+    except UserError:
+        return False

@@ -97,6 +97,7 @@ with torch.no_grad():
     at = torch.arange(states.shape[1])[None]
     mask = torch.full((states.shape[1],) * 2, -torch.inf).triu(1)[None, None]
     for layer in model.layers:
+        layer.self_attn.config._attn_implementation = "eager"
         states = layer(states, attention_mask=mask, position_ids=at, position_embeddings=model.rotary_emb(states, at))
     logits = model.lm_head(model.norm(states))
 torch.save(logits, sys.argv[3])

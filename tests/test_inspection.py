@@ -173,3 +173,10 @@ def test_export_by_the_command_line(tmp_path: Path) -> None:
     assert main([*line, "--backbone", str(tmp_path / "model")]) == 0
     assert (tmp_path / "one" / "medusa_lm_head.pt").exists()
     assert main(["export", "--head", str(folder), "--to", "vlm", "--out", str(tmp_path / "x")]) == 2
+
+
+def test_heads_that_carry_the_architecture_of_a_model_are_heads(tmp_path: Path) -> None:
+    from headstart.options import drafter_of
+
+    folder = exported("eagle1", "eagle", tmp_path)  # LlamaForCausalLM, in a pickle
+    assert drafter_of(str(folder), backbone()).method == "eagle1"
