@@ -73,6 +73,27 @@ def load_backbone(
     return backbone
 
 
+def sketch_backbone(source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Backbone:
+    """A backbone by its shape alone, on the meta device, with its tokenizer; no weights are read.
+
+    Raises:
+        UserError: there is no such model or tokenizer.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(_place(source), **options)
+        with torch.device("meta"):
+            make: Any = AutoModelForCausalLM.from_config
+            model = make(config, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{source}: cannot be read as a causal LM: {first_line(error)}") from error
+    made = Backbone(model, load_tokenizer(source, **options), name=source)
+    made.hash = "unknown"
+    return made
+
+
 def load_tokenizer(source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a built-in name, a folder or a Hub id; no weights are loaded.
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headstart.options import silence
 from headstart.verb import Verb
+
+if TYPE_CHECKING:
+    from headstart.training.plan import PlanSettings
 
 
 @dataclass
@@ -33,6 +37,16 @@ def train(settings: TrainSettings) -> None:
         result = str(train(settings.recipe, settings.overrides))
     if os.environ.get("RANK", "0") == "0":  # the first of the processes that accelerate launched
         print(result)
+
+
+def plan(settings: PlanSettings) -> None:
+    from headstart.training.plan import options_of, plan
+    from headstart.training.sheet import told
+
+    silence()
+    made = plan(settings.recipe, settings.overrides, **options_of(settings))
+    print(told(made.lines()), flush=True)
+    made.check()
 
 
 @dataclass
@@ -65,6 +79,18 @@ TRAINING: dict[str, Verb] = {
             "headstart train configs/smollm2-eagle3.yaml",
             "headstart train configs/smollm2-eagle3.yaml optim.lr=2e-4 run=runs/other",
             "headstart train configs/smollm2-eagle3.yaml --check",
+        ),
+        recipe="headstart.training.recipe:Recipe",
+    ),
+    "plan": Verb(
+        plan,
+        "Estimate memory, disk, steps and time of a training run, and say what to change where it does not fit.",
+        ("headstart.training.plan:PlanSettings",),
+        ("recipe", "overrides"),
+        (
+            "headstart plan configs/smollm2-eagle3.yaml",
+            "headstart plan configs/smollm2-eagle3.yaml batch.rows=16 --calibrate",
+            "headstart plan configs/smollm2-eagle3.yaml --processes 8 --layout zero3 --memory 24",
         ),
         recipe="headstart.training.recipe:Recipe",
     ),

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import zoo
 from headstart.data.prepare import PrepareSettings, prepare
+from headstart.training import loop
 from headstart.training.recipe import Recipe, load_recipe
 
 SMALL = {
@@ -57,3 +58,23 @@ def lines(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
 
 def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def stop_at(monkeypatch: Any, step: int, action: Any) -> None:
+    """Do something in the middle of a step (counted from 1), behind its gradient and before its update."""
+    plain = loop.check_gradient
+
+    def check(setup: Any, batches: Any, norm: float, before: int) -> None:
+        plain(setup, batches, norm, before)
+        if before + 1 == step:
+            action()
+
+    monkeypatch.setattr(loop, "check_gradient", check)
+
+
+class Crash(Exception):
+    pass
+
+
+def crash() -> None:
+    raise Crash

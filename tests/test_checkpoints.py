@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
+from runs import Crash, crash, stop_at
 
 import zoo
 from headstart.errors import UserError
@@ -44,32 +45,12 @@ def undisturbed(request, rows, tmp_path_factory):
     return request.param, run
 
 
-def stop_at(monkeypatch, step, action):
-    """Do something in the middle of a step (counted from 1), behind its gradient and before its update."""
-    plain = loop.check_gradient
-
-    def check(setup, batches, norm, before):
-        plain(setup, batches, norm, before)
-        if before + 1 == step:
-            action()
-
-    monkeypatch.setattr(loop, "check_gradient", check)
-
-
 def assert_equal_runs(run, expected):
     assert runs.same_bits(runs.weights(run), runs.weights(expected))
     assert runs.lines(run, "rows.jsonl") == runs.lines(expected, "rows.jsonl")
     figures = ("step", "epoch", "lr", "loss", "accuracy", "gradient_norm", "tokens")
     for one, other in zip(runs.lines(run), runs.lines(expected), strict=True):
         assert {name: one.get(name) for name in figures} == {name: other.get(name) for name in figures}
-
-
-class Crash(Exception):
-    pass
-
-
-def crash():
-    raise Crash
 
 
 @pytest.mark.parametrize("step", [1, 2, 4, 6])

@@ -55,6 +55,9 @@ def test_a_clock_that_is_ahead_of_the_steps_is_followed():
     assert schedule.over(1000, 1.0)
     assert schedule.expected_steps(10, 6.0) == 100
     assert schedule.expected_steps(500, 6.0) == 1000
+    assert schedule.seconds_left(10, 6.0) == pytest.approx(54.0)
+    assert schedule.seconds_left(500, 6.0) == pytest.approx(6.0)
+    assert schedule.seconds_left(1000, 12.0) == schedule.seconds_left(10, 61.0) == 0.0
 
 
 # --- whole runs -----------------------------------------------------------------------------------------------------

@@ -87,6 +87,7 @@ def test_data(run, work):
 
 
 def test_train_generate_bench_verify(run, work):
+    assert "largest forward" in run("plan", "recipe.yaml")
     assert "trainable parameters" in run("train", "recipe.yaml", "--check")
     assert not (work / "runs").exists()
     assert run("train", "recipe.yaml", "optim.lr=1e-3").endswith("\nruns/one/head\n")

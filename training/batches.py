@@ -228,6 +228,11 @@ class Batches:
         epoch, number = self.place(step)
         return self.plan(epoch)[number]
 
+    def groups(self, step: int) -> list[list[int]]:
+        """The rows of each forward of a step on this process, the longest first."""
+        order = sorted(self.rows_of(step), key=lambda row: (-self.lengths[row], row))
+        return grouped(self.rows, order[self.rank :: self.world], self.settings)
+
     def forwards(self, step: int) -> list[Batch]:
         """The batches of a step on this process; one without anything supervised if no row is left for it."""
         order = sorted(self.rows_of(step), key=lambda row: (-self.lengths[row], row))
@@ -242,6 +247,11 @@ class Batches:
 
 def forwards(rows: Rows, order: Sequence[int], settings: BatchSettings) -> list[Batch]:
     """Batches of these rows, longest first, each within the limits of one forward."""
+    return [collate(rows, group, pack=settings.pack) for group in grouped(rows, order, settings)]
+
+
+def grouped(rows: Rows, order: Sequence[int], settings: BatchSettings) -> list[list[int]]:
+    """The rows of each of these forwards."""
     groups: list[list[int]] = [[]]
     lengths = rows.lengths
     most = settings.forward_rows or len(order)
@@ -250,7 +260,7 @@ def forwards(rows: Rows, order: Sequence[int], settings: BatchSettings) -> list[
         if group and (len(group) == most or (len(group) + 1) * lengths[group[0]] > settings.forward_tokens):
             groups.append([])
         groups[-1].append(row)
-    return [collate(rows, group, pack=settings.pack) for group in groups if group]
+    return [group for group in groups if group]
 
 
 def collate(rows: Rows, numbers: Sequence[int], *, pack: bool = False) -> Batch:

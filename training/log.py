@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,6 +30,7 @@ class Log:
         self.accelerator, self.main = accelerator, bool(accelerator.is_main_process)
         self.progress = Progress(steps, "steps", "train", done=step, enabled=self.main)
         self.files: dict[str, TextIO] = {}
+        self.failed: set[str] = set()
         if self.main:
             for name in ("metrics.jsonl", *(["rows.jsonl"] if recipe.log.rows else [])):
                 _take_back(recipe.run / name, step, evaluated)
@@ -41,7 +42,7 @@ class Log:
         """A line of a file; metrics go to the trackers, too."""
         if self.main:
             self.files[name].write(json.dumps({"step": step, **values}) + "\n")
-            self.files[name].flush()
+            self._attempt(name, self.files[name].flush)
         if name == "metrics.jsonl":
             self.accelerator.log(dict(_flat(values)), step=step)
 
@@ -56,9 +57,18 @@ class Log:
 
     def close(self) -> None:
         self.progress.close()
-        for file in self.files.values():
-            file.close()
+        for name, file in self.files.items():
+            self._attempt(name, file.close)
         self.accelerator.end_training()
+
+    def _attempt(self, name: str, write: Callable[[], None]) -> None:
+        """A full disk does not end a run: what could not be written waits in memory for the next line."""
+        try:
+            write()
+        except OSError as error:
+            if name not in self.failed:
+                self.failed.add(name)
+                self.say(f"{self.files[name].name}: cannot be written ({error.strerror}); training goes on")
 
 
 class Window:

@@ -25,6 +25,7 @@ from .batches import Batch
 from .checkpoints import Interrupts, State
 from .evaluate import evaluate
 from .log import Log, Window, memory, told
+from .lora import merged
 from .losses import wording
 from .objective import Result
 from .recipe import Recipe, load_recipe
@@ -142,6 +143,7 @@ class Run:
             **self.window.figures(accelerator),
             "tokens": state.tokens,
             "seconds": state.seconds,
+            "seconds_left": self.setup.schedule.seconds_left(state.step, state.seconds),
             "memory_gib": memory(accelerator.device),
         }
         self.log.write(state.step, figures)
@@ -196,7 +198,7 @@ class Run:
 
     def write_head(self, name: str) -> None:
         """The head as it is now, in its own format, read back. On all processes."""
-        weights = self.setup.layout.weights(self.setup.objective)
+        weights = merged(self.setup.head, self.setup.layout.weights(self.setup.objective))
         if self.setup.accelerator.is_main_process:
             folder = self.recipe.run / name
             save_head(self.setup.head, folder, weights=weights, provenance=provenance(self.setup, self.state))
@@ -272,4 +274,6 @@ def provenance(setup: Setup, state: State) -> dict[str, Any]:
         "step": f"{recipe.batch.tokens} tokens" if recipe.batch.tokens else f"{recipe.batch.rows} rows",
         "seed": recipe.seed,
         "held_out": state.held_out,
+        **({"start": Path(recipe.start).name} if recipe.start else {}),
+        **({"lora_rank": recipe.lora.rank} if recipe.lora.rank else {}),
     }

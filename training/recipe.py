@@ -150,6 +150,22 @@ class OptimSettings:
 
 
 @dataclass
+class LoraSettings:
+    """A trained head (start) that learns a new domain by small matrices beside its own."""
+
+    rank: int | None = None
+    """Rank of these matrices; null: all weights of the head are trained. Needs peft, and a head to start with."""
+    alpha: float | None = None
+    """What they give is multiplied by alpha over rank; null: by 1."""
+    targets: list[str] = field(default_factory=list)
+    """Layers that have them, by their names or last parts, such as q_proj; without it, every linear one."""
+
+    def __post_init__(self) -> None:
+        _require(self.rank is None or self.rank >= 1, "lora.rank", self.rank, "1 or more, or null")
+        _require(self.alpha is None or 0 < self.alpha < math.inf, "lora.alpha", self.alpha, "a number above 0, or null")
+
+
+@dataclass
 class PrecisionSettings:
     """Number formats. The head's own weights and the optimizer's state are fp32 always."""
 
@@ -242,6 +258,7 @@ class Recipe:
     loss: LossSettings = field(default_factory=LossSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
+    lora: LoraSettings = field(default_factory=LoraSettings)
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
     log: LogSettings = field(default_factory=LogSettings)
     save: SaveSettings = field(default_factory=SaveSettings)
@@ -252,6 +269,8 @@ class Recipe:
         _require(size is None or size >= 1, "draft_vocab", size, "1 or more, or null")
         if self.new_vocab and self.start is None:
             raise UserError("new_vocab is set, but no start: the vocabulary of a new head is counted in any case")
+        if self.lora.rank is not None and self.start is None:
+            raise UserError("lora.rank is set, but no start: name the trained head that is to learn more")
         _require(abs(self.seed) < 2**40, "seed", self.seed, "a number below 2 ** 40")
 
 

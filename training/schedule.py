@@ -45,3 +45,8 @@ class Schedule:
         if not step or not seconds or math.isinf(self.seconds):
             return self.steps
         return max(step, min(self.steps, round(step * self.seconds / seconds)))
+
+    def seconds_left(self, step: int, seconds: float) -> float:
+        """Of the run, by the rate so far, behind its first step."""
+        rest = seconds / step * (self.expected_steps(step, seconds) - step)
+        return max(0.0, min(rest, self.seconds - seconds))

@@ -98,8 +98,10 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     accelerator = _accelerator(recipe)
     layout = layout_of(accelerator)
     layout.check(recipe)
-    fast = _fast_bf16(accelerator.device)
-    backbone = backbone or layout.load(lambda device: _backbone(recipe, device, fast))
+    if recipe.lora.rank is not None and type(layout) is not Layout:
+        raise UserError(f"lora.rank is set, and {layout.name} shards what is trained: launch without, it is small")
+    dtype = precision_of(recipe, accelerator.device)
+    backbone = backbone or layout.load(lambda device: _backbone(recipe, device, dtype))
     weights = weights_hash(backbone) if recipe.data.cache is not None else ""  # while each process has all of them
     backbone.model.requires_grad_(False)
     layout.shard(backbone)
@@ -116,8 +118,7 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     if isinstance(head.config, LayerConfig):
         head.config.trained_positions = max(recipe.data.max_length, head.config.trained_positions or 0)
     head.checkpointing = recipe.batch.checkpointing
-    autocast = fast if recipe.precision.autocast == "auto" else recipe.precision.autocast == "bf16"
-    objective = Objective(head, recipe.loss, autocast=autocast)
+    objective = Objective(head, recipe.loss, autocast=autocast_of(recipe, accelerator.device))
     layout.wrap(objective, build_optimizer(head, recipe.optim), recipe.optim.clip)
     setup = Setup(
         recipe=recipe,
@@ -187,12 +188,40 @@ def _fast_bf16(device: torch.device) -> bool:
     return any(getattr(torch.cpu, test, lambda: False)() for test in tests)
 
 
-def _backbone(recipe: Recipe, device: torch.device | None, fast: bool) -> Backbone:
+def precision_of(recipe: Recipe, device: torch.device) -> torch.dtype:
+    """Of the backbone."""
     name = recipe.precision.backbone
-    dtype = ("bfloat16" if fast else "float32") if name == "auto" else name
+    found = getattr(torch, ("bfloat16" if _fast_bf16(device) else "float32") if name == "auto" else name)
+    assert isinstance(found, torch.dtype), f"torch has no dtype {name}"
+    return found
+
+
+def autocast_of(recipe: Recipe, device: torch.device) -> bool:
+    """Do the head's matrix products run in bf16?"""
+    wanted = recipe.precision.autocast
+    return _fast_bf16(device) if wanted == "auto" else wanted == "bf16"
+
+
+def _backbone(recipe: Recipe, device: torch.device | None, dtype: torch.dtype) -> Backbone:
     return load_backbone(
         recipe.backbone, dtype=dtype, device=device, revision=recipe.revision, device_map=recipe.device_map
     )
+
+
+def sketch_head(recipe: Recipe, backbone: Backbone) -> DraftHead:
+    """The head of a recipe by its shape alone, on the meta device; its draft vocabulary is not counted yet.
+
+    Raises:
+        UserError: the recipe describes none.
+    """
+    method, size = _method(recipe), recipe.draft_vocab or backbone.vocab_size
+    if size > backbone.vocab_size:
+        raise UserError(f"draft_vocab is {size}; {backbone.name} has {backbone.vocab_size} tokens")
+    fields = {**method.config_class.facts(backbone), **recipe.head, "draft_vocab_size": size}
+    config = build(method.config_class, fields, "head.{}".format)
+    vocab = DraftVocab(None if size == backbone.vocab_size else range(size), backbone.vocab_size)
+    with torch.device("meta"):
+        return method(config, vocab)
 
 
 def cache_features(recipe: Recipe, backbone: Backbone | None = None, *, restart: bool = False) -> FeatureCache:
@@ -201,14 +230,11 @@ def cache_features(recipe: Recipe, backbone: Backbone | None = None, *, restart:
     Raises:
         UserError: as `set_up` does; the features would not fit on the disk, or another process is at work on them.
     """
-    method = _method(recipe)
+    _method(recipe)  # said before anything is loaded
     accelerator = _accelerator(recipe)
-    backbone = backbone or _backbone(recipe, accelerator.device, _fast_bf16(accelerator.device))
+    backbone = backbone or _backbone(recipe, accelerator.device, precision_of(recipe, accelerator.device))
     prepared = in_turns(accelerator, lambda: prepared_rows(recipe.data, backbone))
-    config = build(method.config_class, {**method.config_class.facts(backbone), **recipe.head}, "head.{}".format)
-    vocab = DraftVocab(None, config.vocab_size)
-    with torch.device("meta"):  # its shape is all that is asked for
-        reads = Reads.of(method(config, vocab))
+    reads = Reads.of(sketch_head(recipe, backbone))
     return features_of(
         recipe.data, backbone, weights_hash(backbone), reads, prepared, accelerator, restart=restart, thorough=True
     )

@@ -39,7 +39,7 @@ def check(
     checkpoints.open_run(recipe, write=False)
     setup = set_up(recipe, backbone)
     batches = setup.batches.forwards(0)
-    seconds = min(_timed(setup, batches, step) for step in range(STEPS))
+    seconds = min(timed(setup, batches, step) for step in range(STEPS))
     steps, padded = setup.schedule.steps, sum(batch.ids.numel() for batch in batches)
     tokens = sum(batch.tokens for batch in batches)
     rows, total = setup.rows, recipe.optim.max_minutes and 60 * recipe.optim.max_minutes
@@ -66,7 +66,7 @@ def told(sheet: Mapping[str, Any]) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in sheet.items())
 
 
-def _timed(setup: Setup, batches: list[Batch], step: int) -> float:
+def timed(setup: Setup, batches: list[Batch], step: int) -> float:
     """Seconds of a step."""
     batches, counts, *_ = agree(setup, batches)
     began = time.monotonic()

@@ -13,6 +13,7 @@ from ..heads.prune import revocab
 from ..heads.vocab import DraftVocab
 from ..settings import dump
 from .batches import Rows
+from .lora import adapt
 from .recipe import Recipe
 
 
@@ -25,7 +26,10 @@ def first_head(recipe: Recipe, method: type[DraftHead], backbone: Backbone, rows
     """
     torch.manual_seed(recipe.seed)
     if recipe.start is not None:
-        return _warm(recipe, recipe.start, backbone, rows).train()
+        head = _warm(recipe, recipe.start, backbone, rows)
+        if recipe.lora.rank is not None:
+            adapt(head, recipe.lora)
+        return head.train()
     vocab = None
     if recipe.draft_vocab is not None and recipe.draft_vocab != backbone.vocab_size:
         vocab = counted(rows, backbone.vocab_size, recipe.draft_vocab)

@@ -1,0 +1,135 @@
+"""Runs that are killed at random moments, some of them in a save, and gone on with; and one of many steps.
+
+A process that has loaded everything forks one that trains, and kills it: each sitting is a new process, without the
+seconds that imports take.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+
+SCRIPT = """
+import os, random, signal, sys, time
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+import runs, zoo
+from pathlib import Path
+from headstart import files
+from headstart.training import checkpoints
+from headstart.training.loop import train
+
+folder, rows, kills, steps = Path({folder!r}), Path({rows!r}), {kills}, {steps}
+chance = random.Random({seed})
+
+
+def child(name, deadly=0):
+    # A sitting; with `deadly`, it kills itself when it touches the disk for the so-manieth time.
+    pid = os.fork()
+    if pid:
+        return pid
+    if deadly:
+        left = [deadly]
+
+        def counted(function):
+            def call(*arguments, **options):
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **options)
+
+            return call
+
+        for place, what in ((os, "replace"), (os, "fsync"), (checkpoints, "save_file"), (torch, "save"),
+                            (checkpoints, "check_written"), (checkpoints.shutil, "rmtree")):
+            setattr(place, what, counted(getattr(place, what)))
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1), os.dup2(silent, 2)
+    recipe = runs.recipe(folder / name, rows, optim__max_steps=steps, save__every=1, save__keep=1)
+    train(recipe, backbone=zoo.backbone())
+    os._exit(0)
+
+
+def ended(pid):
+    return os.waitpid(pid, 0)[1]
+
+
+began = time.monotonic()
+assert ended(child("undisturbed")) == 0
+whole = time.monotonic() - began
+done = saves = 0
+while done < kills:
+    if done % 2:
+        status = ended(child("killed", deadly=chance.randint(1, 12)))
+    else:
+        pid = child("killed")
+        time.sleep(chance.uniform(0, 2 * whole / kills))
+        os.kill(pid, signal.SIGKILL)
+        status = ended(pid)
+    assert status == signal.SIGKILL, f"the run ended before its {{kills}} kills: {{status}} behind {{done}}"
+    done += 1
+assert ended(child("killed")) == 0
+print(done)
+"""
+
+
+def killed(tmp_path, kills, steps, seed):
+    rows = runs.prepared(tmp_path)
+    text = SCRIPT.format(
+        tests=str(Path(__file__).parent), folder=str(tmp_path), rows=str(rows), kills=kills, steps=steps, seed=seed
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(kills)
+    assert runs.same_bits(runs.weights(tmp_path / "killed"), runs.weights(tmp_path / "undisturbed"))
+    for name in ("rows.jsonl", "metrics.jsonl"):
+        ours, theirs = (runs.lines(tmp_path / run, name) for run in ("killed", "undisturbed"))
+        assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    assert runs.lines(tmp_path / "killed", "rows.jsonl") == runs.lines(tmp_path / "undisturbed", "rows.jsonl")
+    assert not list((tmp_path / "killed").rglob(".*.part"))
+
+
+def test_three_kills_cost_nothing(tmp_path):
+    killed(tmp_path, kills=3, steps=12, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3])
+def test_twenty_kills_cost_nothing(seed, tmp_path):
+    killed(tmp_path, kills=20, steps=80, seed=seed)
+
+
+LONG = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+import runs, zoo
+from pathlib import Path
+from headstart.training.loop import train
+train(
+    runs.recipe(Path({run!r}), Path({rows!r}), "eagle3", optim__max_steps={steps}, evaluate__every=20, save__every=20),
+    backbone=zoo.backbone(),
+)
+"""
+
+
+def grown(tmp_path, steps):
+    """GiB by which the most memory that was held grew behind the first 50 steps."""
+    text = LONG.format(
+        tests=str(Path(__file__).parent), run=str(tmp_path / "run"), rows=str(runs.prepared(tmp_path)), steps=steps
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    held = {line["step"]: line["memory_gib"] for line in runs.lines(tmp_path / "run") if "memory_gib" in line}
+    return held[steps] - held[50]
+
+
+@pytest.mark.slow
+def test_a_thousand_steps_do_not_grow(tmp_path):
+    assert grown(tmp_path, 1000) < 0.01
