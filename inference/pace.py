@@ -1,7 +1,7 @@
 """Whether drafting pays, measured while it runs.
 
-Now and then a round is done without drafts. The time of such rounds is that of a plain step; what a drafted round takes
-by the tokens it gives is compared with it.
+Now and then a round is done without drafts. Its time is that of a plain step, and is compared with the drafted rounds
+just before it, so that a machine that becomes faster or slower meanwhile does not matter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import warnings
 from collections import deque
 from statistics import mean, median
 
-PLAIN, DRAFTED = 4, 24  # rounds of each kind before anything is concluded
+LEAST = 6  # comparisons before anything is concluded
 SELDOM = 64  # one round in so many is plain, later on
 OFTEN = 8  # and until there are enough
 LOSS = 0.97  # a measured speed-up below this is no noise
@@ -24,24 +24,27 @@ class Pace:
 
     def __init__(self) -> None:
         self.off = False
-        self._plain: deque[float] = deque(maxlen=2 * PLAIN)  # seconds
-        self._drafted: deque[tuple[float, int]] = deque(maxlen=2 * SELDOM)  # seconds, tokens
+        self._speedups: deque[float] = deque(maxlen=2 * LEAST)
+        self._drafted: list[tuple[float, int]] = []  # seconds and tokens of the rounds since the last plain one
         self._rounds = 0
 
     def plain(self) -> bool:
         """Whether the next round is to be one without drafts."""
         self._rounds += 1
-        return self.off or self._rounds % (OFTEN if len(self._plain) < PLAIN else SELDOM) == 0
+        return self.off or self._rounds % (OFTEN if len(self._speedups) < LEAST else SELDOM) == 0
 
     def note(self, plain: bool, seconds: float, tokens: int) -> None:
         """What a round took; of a plain one, without the drafter's work."""
         if self.off or self._rounds <= 2:  # the first ones warm up
             return
-        if plain:
-            self._plain.append(seconds)
-        else:
+        if not plain:
             self._drafted.append((seconds, tokens))
-        if plain and self.speedup is not None and self.speedup < LOSS:
+            return
+        if self._drafted:
+            taken, given = zip(*self._drafted, strict=True)
+            self._speedups.append(seconds * mean(given) / median(taken))
+        self._drafted = []
+        if self.speedup is not None and self.speedup < LOSS:
             self.off = True
             warnings.warn(
                 f"drafting is slower here than plain decoding (a measured speed-up of {self.speedup:.2f}): it is "
@@ -51,8 +54,5 @@ class Pace:
 
     @property
     def speedup(self) -> float | None:
-        """Tokens a second with drafts, by those without; None while too few rounds were measured."""
-        if len(self._plain) < PLAIN or len(self._drafted) < DRAFTED:
-            return None
-        seconds, tokens = zip(*self._drafted, strict=True)
-        return float(median(self._plain) * mean(tokens) / median(seconds))
+        """Tokens a second with drafts, by those without; None while too few rounds were compared."""
+        return median(self._speedups) if len(self._speedups) >= LEAST else None

@@ -165,13 +165,27 @@ def test_drafts_do_not_reach_over_the_trained_length() -> None:
 # -- speed -------------------------------------------------------------------------------------------------------------
 
 
-class Slow:
-    """Drafts that are always wrong, and take their time on a clock of their own."""
+class Clock:
+    """Seconds that pass when told: 1 a forward, and what a draft takes."""
+
+    def __init__(self, backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, forward = 0.0, backbone.forward
+
+        def counted(*rest: Any, **more: Any) -> Any:
+            self.now += 1
+            return forward(*rest, **more)
+
+        monkeypatch.setattr(backbone, "forward", counted)
+        monkeypatch.setattr("headstart.inference.stats.perf_counter", lambda: self.now)
+
+
+class Scripted:
+    """Drafts of three tokens that take half a forward; right where `right` is the text, else wrong."""
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, right: Sequence[int] = ()) -> None:
-        self.right, self.asked = list(right), 0
+    def __init__(self, clock: Clock, right: Sequence[int] = ()) -> None:
+        self.clock, self.right, self.asked = clock, list(right), 0
 
     def start(self, prompt: Sequence[int]) -> None:
         self.text = list(prompt[:1])
@@ -181,29 +195,31 @@ class Slow:
 
     def draft(self, budget: int) -> Tree:
         self.asked += 1
+        self.clock.now += 0.5
         at = len(self.text)
         guesses = self.right[at : at + min(3, budget)] or [(self.text[-1] + 1) % zoo.VOCAB] * min(1, budget)
         return Tree.chain([self.text[-1], *guesses])
 
 
-def test_drafting_that_does_not_pay_switches_itself_off() -> None:
-    backbone, drafter = zoo.backbone(), Slow()
-    expected = greedy(Generator(backbone), ids(6), 200)
+def test_drafting_that_does_not_pay_switches_itself_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = zoo.backbone()
+    expected = greedy(Generator(backbone), ids(6), 100)
+    drafter = Scripted(Clock(backbone, monkeypatch))
     generator = Generator(backbone, drafter, auto_off=True)
     with pytest.warns(UserWarning, match="slower here than plain decoding .a measured speed-up of 0"):
-        assert greedy(generator, ids(6), 200) == expected
+        assert greedy(generator, ids(6), 100) == expected
     asked = drafter.asked
-    assert asked < 100
+    assert asked == pace_module.LEAST * (pace_module.OFTEN - 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert greedy(generator, ids(6), 20) == expected[:20]
     assert drafter.asked == asked, "it stays off"
 
 
-def test_drafting_that_pays_goes_on() -> None:
+def test_drafting_that_pays_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, prompt = zoo.backbone(), ids(6)
     expected = greedy(Generator(backbone), prompt, 200)
-    drafter = Slow([*prompt[0].tolist(), *expected])
+    drafter = Scripted(Clock(backbone, monkeypatch), [*prompt[0].tolist(), *expected])
     generator = Generator(backbone, drafter, auto_off=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -211,13 +227,15 @@ def test_drafting_that_pays_goes_on() -> None:
             output = generator.generate(prompt, max_new_tokens=200, do_sample=False, eos_token_id=-1)
             assert output.tokens == expected
     assert output.stats.acceptance_length > 3
+    assert generator._pace is not None
+    assert generator._pace.speedup == pytest.approx(4 / 1.5)
 
 
-def test_the_arithmetic_of_pace() -> None:
+def test_one_slow_moment_decides_nothing() -> None:
     pace = Pace()
-    for _ in range(2 * pace_module.OFTEN * pace_module.PLAIN):
-        plain = pace.plain()
-        pace.note(plain, 1.0 if plain else 1.5, 1 if plain else 2)
+    for round in range(1, 400):
+        plain, slower = pace.plain(), 50.0 if 100 < round < 130 else 1.0
+        pace.note(plain, slower if plain else 1.5 * slower, 1 if plain else 2)
     assert pace.speedup == pytest.approx(2 / 1.5)
     assert not pace.off
     assert not Pace().plain(), "the first round is a drafted one"

@@ -1,0 +1,154 @@
+"""A round taken apart: what the backbone and the drafter take, and what is done outside of them.
+
+    python scripts/profile_round.py --head runs/eagle3/head --tree dynamic:4x4x15 --suite shipped
+
+Backbone: the call of its decoder and of its output projection alone. Drafter: calls of the head's `extend` and `step`
+alone. The rest of a round is outside: masks, trees, gathers, sampling, copies. Rounds alone count, prefill does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from headstart import Generator, load_backbone
+from headstart.heads import backbone as backbone_module
+from headstart.heads import cached
+from headstart.heads.base import DraftHead
+from headstart.heads.cache import Cache
+from headstart.inference import drafter as drafter_module
+from headstart.inference import generator as generator_module
+from headstart.inference.dialogue import encode
+from headstart.inference.drafter import HeadDrafter
+from headstart.inference.tree import Tree
+from headstart.options import drafter_of, silence
+from headstart.verbs_inference import questions_of
+
+INSIDE = ("backbone", "drafter")
+
+
+class Clock:
+    """Seconds by part; what a part calls is taken from its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+        self.device, self.open = device, list[float]()
+
+    def now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return perf_counter()
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **more: Any) -> Any:
+            begun = self.now()
+            self.open.append(0.0)
+            try:
+                return function(*arguments, **more)
+            finally:
+                taken = self.now() - begun
+                self.seconds[part] += taken - self.open.pop()
+                self.calls[part] += 1
+                if self.open:
+                    self.open[-1] += taken
+
+        return call
+
+    def watch(self, part: str, owner: Any, *names: str) -> None:
+        for name in names:
+            setattr(owner, name, self.timed(part, getattr(owner, name)))
+
+
+def watched(generator: Generator, drafter: Any) -> Clock:
+    """The parts of a round, each with a clock around it."""
+    backbone = generator.backbone
+    clock = Clock(backbone.device)
+    clock.watch("backbone", backbone.decoder, "forward")
+    clock.watch("backbone", backbone._projection, "forward")
+    if isinstance(drafter, DraftHead):
+        clock.watch("drafter", drafter, "extend", "step")
+    clock.watch("masks and positions", backbone_module, "attention_mask", "positions", "causal")
+    clock.watch("masks of the head", cached, "attention_mask")
+    clock.watch("cache: commit", Cache, "commit")
+    clock.watch("tree: growing", HeadDrafter, "draft", "advance")
+    clock.watch("tree: pool", drafter_module._Pool, "add", "best")
+    clock.watch("tree: check", Tree, "check")
+    clock.watch("walk", generator_module, "match")
+    clock.watch("forward: around the call", backbone, "forward", "logits")
+    return clock
+
+
+def table(clock: Clock, total: float, rounds: int, plain: float) -> str:
+    """Markdown: milliseconds of a round and percent, by part."""
+    seconds = dict(clock.seconds)
+    seconds["loop and rest"] = total - sum(seconds.values())
+    outside = total - sum(seconds.get(part, 0.0) for part in INSIDE)
+    inner = [part for part in INSIDE if part in seconds]
+    order = inner + sorted(seconds.keys() - set(inner), key=lambda part: -seconds[part])
+    lines = ["| part | ms a round | % of a round |", "|---|---|---|"]
+    for part in order:
+        lines.append(f"| {part} | {1000 * seconds[part] / rounds:.2f} | {100 * seconds[part] / total:.1f} |")
+    lines.append(f"| **outside** | {1000 * outside / rounds:.2f} | {100 * outside / total:.1f} |")
+    calls = clock.calls["drafter"]
+    if calls:
+        share = 100 * seconds["drafter"] / calls / plain
+        lines += ["", f"One call of the drafter: {share:.1f}% of a plain step ({1000 * plain:.2f} ms)."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--backbone", default="smollm2-135m")
+    parser.add_argument("--head", required=True)
+    parser.add_argument("--tree", default="dynamic:4x4x15")
+    parser.add_argument("--suite", default="shipped")
+    parser.add_argument("--dtype", default=None)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--limit", type=int, default=20)
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    options = parser.parse_args()
+    silence()
+    backbone = load_backbone(options.backbone, dtype=options.dtype, device=options.device)
+    drafter = drafter_of(options.head, backbone)
+    prompts = [encode(backbone, one, one.turns[0], False) for one in questions_of(options.suite)[: options.limit]]
+    asked = {"max_new_tokens": options.max_new_tokens, "do_sample": False}
+    steps = []
+    for ids in prompts[:3]:
+        stats = Generator(backbone).generate(ids, **asked).stats
+        steps.append((stats.total_seconds - stats.seconds["prefill"]) / max(1, stats.rounds))
+    generator = Generator(backbone, drafter, tree=options.tree)
+    generator.generate(prompts[0], **asked)  # warms up
+    clock = watched(generator, drafter)
+    prefill = clock.timed("prefill", generator_module.prefill)
+    rounds, total, nodes = 0, 0.0, 0
+
+    def apart(*arguments: Any) -> Any:
+        """The prefill, whose parts are not those of a round."""
+        before, counted = dict(clock.seconds), dict(clock.calls)
+        try:
+            return prefill(*arguments)
+        finally:
+            clock.seconds, clock.calls = defaultdict(float, before), defaultdict(int, counted)
+
+    generator_module.prefill = apart
+    for ids in prompts:
+        stats = generator.generate(ids, **asked).stats
+        rounds, total, nodes = (
+            rounds + stats.rounds, total + stats.total_seconds - stats.seconds["prefill"], nodes + stats.drafted,
+        )  # fmt: skip
+    facts = f"{rounds:,} rounds of {1 + nodes / rounds:.1f} nodes, {backbone.name}, {backbone.dtype}, {backbone.device}"
+    print(f"{facts}, {torch.get_num_threads()} threads, {options.tree}\n")
+    print(table(clock, total, rounds, median(steps)))
+
+
+if __name__ == "__main__":
+    main()
