@@ -198,10 +198,12 @@ class Backbone:
             if begun:
                 whole, tree = _behind(begun, ids, ancestors)
                 cache.restart()
+                cache.remember(ids)
                 features = self._forward(whole, cache, tree, taps)
                 cache.settle(len(begun))
-                cache.remember(ids)
                 return features[:, len(begun) :]
+            if ancestors is None or ancestors.shape[-1] == ids.shape[1]:
+                cache.forget()
             cache.remember(ids)
         return self._forward(ids, cache, ancestors, taps)
 

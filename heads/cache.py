@@ -68,9 +68,10 @@ class Cache(transformers.Cache):
         self.pending = 0
 
     def remember(self, ids: Tensor) -> None:
-        """Keep the ids (B, T) of the pending tokens, and of those committed from now on."""
+        """Keep the ids (B, T) of the next tokens to be written, and of those committed from now on."""
         self.texts = [[] for _ in self.lengths] if self.texts is None else self.texts
-        self._nodes = ids.tolist()
+        before = self._nodes if self.pending else [[] for _ in self.lengths]
+        self._nodes = [[*nodes, *row] for nodes, row in zip(before, ids.tolist(), strict=True)]
 
     def restart(self) -> None:
         """Forget all tokens, but not their ids."""
@@ -104,6 +105,8 @@ class Cache(transformers.Cache):
         """Keep so many of each row's committed tokens, and no pending ones."""
         assert all(new <= old for new, old in zip(lengths, self.lengths, strict=True)), f"{lengths} of {self.lengths}"
         self.lengths, self.pending = list(lengths), 0
+        if self.texts is not None:
+            self.texts = [text[:length] for text, length in zip(self.texts, lengths, strict=True)]
 
     def drop(self, rows: Sequence[int]) -> list[int]:
         """Forget these rows; returns which old row each remaining one is.

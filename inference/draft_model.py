@@ -71,7 +71,7 @@ class DraftModel:
             self.noted = True
             most = f"{self.backbone.name} holds texts of {self.backbone.max_positions} tokens"
             warnings.warn(f"{most}: it drafts nothing behind longer ones", stacklevel=2)
-        return max(room, 0)
+        return min(max(room, 0), self.backbone.together(len(text)))
 
     def read(self, known: Known, text: Sequence[int]) -> Step:
         """Bring the cache to the true text, feeding only what it lacks.

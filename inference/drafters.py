@@ -65,6 +65,7 @@ def drafter_factory(backbone: Backbone, drafter: Any, shape: Shape | None) -> Fa
     if drafter is None:
         return NoDrafter
     if isinstance(drafter, Drafter):
+        _check_taps(backbone, drafter)
         return lambda: drafter
     kinds = (
         f"a draft head, a Backbone, a Hybrid, one of {_KNOWN}, None, or an object with taps, start, advance and draft"
@@ -155,6 +156,13 @@ _NAMES: dict[str, Callable[[Backbone, str, Shape | None], Factory]] = {
 }
 _WITH_MORE = {"exit", "hybrid"}
 _KNOWN = '"ngram", "suffix", "exit:LAYERS", "int8", "hybrid:NAME"'
+
+
+def _check_taps(backbone: Backbone, drafter: Drafter) -> None:
+    beyond = [tap for tap in drafter.taps if tap not in range(backbone.num_layers + 1)]
+    if beyond:
+        known = f"{backbone.name} has hidden states 0 to {backbone.num_layers}"
+        raise UserError(f"taps of {type(drafter).__name__}: {beyond[0]}; {known}")
 
 
 def _fitted(shape: Shape, head: DraftHead, noted: bool) -> Shape:

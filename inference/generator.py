@@ -314,9 +314,13 @@ def _draft(drafter: Drafter, sampler: Sampler | None, length: int, budget: int) 
     `budget`: the backbone adds a token behind the last draft.
     """
     if sampler is None:
-        return drafter.draft(budget)
-    assert isinstance(drafter, SamplingDrafter), "the rule asks for drafts that are drawn"
-    return drafter.sample(budget, sampler.chance(length, DRAFTING), sampler.drafted)
+        tree = drafter.draft(budget)
+    else:
+        assert isinstance(drafter, SamplingDrafter), "the rule asks for drafts that are drawn"
+        tree = drafter.sample(budget, sampler.chance(length, DRAFTING), sampler.drafted)
+    if not isinstance(tree, Tree):
+        raise UserError(f"{type(drafter).__name__} drafted a {type(tree).__name__}; it has to be a Tree")
+    return tree
 
 
 def _taking_over(given: Any, requests: Sequence[Request], backbone: Backbone) -> Request:

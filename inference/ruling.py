@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..errors import UserError, nearest
@@ -47,7 +48,7 @@ def judged(law: Law) -> Rule:
     def rule(tree: Tree, logits: Tensor, sampler: Sampler, prefix: Sequence[int], limit: int) -> Walk:
         if sampler.greedy:
             return match(tree, logits, sampler, prefix, limit)
-        _check(tree, law)
+        _check(tree, law, logits.shape[-1])
         p = _Targets(tree, logits, sampler, prefix)
         chance = sampler.chance(len(prefix), JUDGING)
         return law.judge(tree, p, (tree.laws or {}) if law.sampled else None, chance, _Ends(p), limit)
@@ -101,10 +102,24 @@ class _Ends:
         return self.sampler.ended(self.text)
 
 
-def _check(tree: Tree, law: Law) -> None:
+def _check(tree: Tree, law: Law, size: int) -> None:
     if law.chain and tree.depth != len(tree) - 1:
         raise UserError("this rule judges chains, and the drafter gave a tree; use rule=siblings or rule=traversal")
     if law.sampled:
         missing = [node for node, below in enumerate(tree.children) if below and node not in (tree.laws or {})]
         if missing:
             raise UserError(f"node {missing[0]}: the drafter does not say which law its children were drawn from")
+        for node, row in (tree.laws or {}).items():
+            if tree.children[node]:
+                _check_law(tree, node, torch.as_tensor(row), size)
+
+
+def _check_law(tree: Tree, node: int, row: Tensor, size: int) -> None:
+    if row.shape != (size,):
+        raise UserError(f"node {node}: the law of its children has the shape {tuple(row.shape)}, not ({size},)")
+    if not bool((row >= 0).all() & row.isfinite().all()):
+        raise UserError(f"node {node}: the law of its children holds a NaN, an infinity or a number below 0")
+    for child in tree.children[node]:
+        token = tree.tokens[child]
+        if float(row[token]) <= 0:
+            raise UserError(f"node {child}: token {token} was drafted, and its law gives it {float(row[token])}")

@@ -141,7 +141,7 @@ def _layout(parents: tuple[int, ...]) -> Layout:
     with torch.inference_mode(False):  # the cached tensor may be used anywhere
         ancestors = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents[1:], 1):
-        if not 0 <= parent < node:
+        if parent not in range(node):
             raise UserError(f"node {node}: its parent has to be an earlier node, 0 to {node - 1}, not {parent}")
         children[parent].append(node)
         depths.append(depths[parent] + 1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import families
 import zoo
 from headstart.heads.backbone import Backbone
 from headstart.heads.base import Step
@@ -175,6 +176,22 @@ def test_a_short_model_is_never_asked_beyond_its_end() -> None:
     model.forward = watched  # type: ignore[method-assign]
     Generator(backbone, model, tree="chain:4").generate([4, 5], max_new_tokens=40, **NO_END)
     assert most == 16
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ["phi3-longrope", "llama-longrope"])
+def test_drafts_beside_the_place_where_rotary_factors_change(name: str, shape: Shape) -> None:
+    """At position 20, in the midst of what is drafted; one of the two models then computes its whole text anew."""
+    backbone = families.backbone(name)
+    for drafter in ("exit:2", Backbone(backbone.model, zoo.tokenizer())):
+        generator = Generator(backbone, drafter, tree=shape)
+        for length in (3, 17, 20, 21):
+            prompt = list(range(3, 3 + length))
+            wanted = Generator(backbone).generate(prompt, max_new_tokens=26, **NO_END)
+            found = generator.generate(prompt, max_new_tokens=26, **NO_END)
+            assert found.tokens == wanted.tokens
+            if drafter != "exit:2" and name == "phi3-longrope":  # the other keeps old factors for part of its cache
+                assert found.stats.rounds < 18, "it knows its own tokens on both sides"
 
 
 def test_which_tokenizers_count_as_the_same() -> None:

@@ -420,6 +420,12 @@ class Broken(Scripted):
         (lambda root, budget: Tree.chain([root, -1]), "node 1: token -1 lies outside"),
         (lambda root, budget: Tree.chain([root] * (budget + 2)), "deep where the drafter was asked for at most"),
         (lambda root, budget: Tree([root, 4], [-1, 1]), "node 1: its parent"),
+        (lambda root, budget: Tree([root, 4], [-1, None]), "node 1: its parent has to be an earlier node"),
+        (lambda root, budget: Tree([root, 4, 5], [-1, 2, 1]), "node 1: its parent"),
+        (lambda root, budget: Tree([], []), "node 0: is the root"),
+        (lambda root, budget: Tree.chain([root, 4.0]), "node 1: a token is an int, not 4.0"),
+        (lambda root, budget: [root, 4], "Broken drafted a list; it has to be a Tree"),
+        (lambda root, budget: None, "Broken drafted a NoneType; it has to be a Tree"),
     ],
 )
 def test_impossible_trees_are_refused_by_node(tree: Callable[[int, int], Tree], words: str) -> None:
@@ -470,6 +476,10 @@ def test_unknown_options_and_drafters_are_refused_by_name() -> None:
         Generator(backbone(), Scripted([], None, list), tree="chain:3")
     with pytest.raises(UserError, match="takes one prompt"):
         Generator(backbone()).stream(["red", "sun"])
+    greedy = Scripted([], None, list)
+    greedy.taps = (0, 9)
+    with pytest.raises(UserError, match="taps of Scripted: 9; tiny-llama has hidden states 0 to 4"):
+        Generator(backbone(), greedy)
 
 
 def test_a_head_of_another_backbone_is_refused() -> None:

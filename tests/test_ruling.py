@@ -422,6 +422,26 @@ def test_a_drafter_that_breaks_its_word_is_told() -> None:
         Generator(backbone(), Silent([], None, list), rule="block").generate([5], **options)
 
 
+@pytest.mark.parametrize("rule", ["chain", "siblings", "block", "traversal"])
+@pytest.mark.parametrize(
+    ("law", "words"),
+    [
+        (torch.ones(96).index_fill(0, torch.tensor(5), 0.0), "node 1: token 5 was drafted, and its law gives it 0.0"),
+        (torch.full((96,), math.nan), "node 0: the law of its children holds"),
+        (torch.ones(96).index_fill(0, torch.tensor(7), -1.0), "node 0: the law of its children holds"),
+        (torch.ones(50), "node 0: the law of its children has the shape"),
+        ([1.0] * 95, "node 0: the law of its children has the shape"),
+    ],
+)
+def test_laws_that_are_none_are_told_by_node(law: Any, words: str, rule: str) -> None:
+    class Wrong(Scripted):
+        def sample(self, budget: int, chance: Any, make: Any) -> Tree:
+            return Tree([self.text[-1], 5], [-1, 0], {0: law}) if budget else Tree.chain(self.text[-1:])
+
+    with pytest.raises(UserError, match=words):
+        Generator(backbone(), Wrong([], None, list), rule=rule).generate([5], temperature=1.0, max_new_tokens=5)
+
+
 def test_laws_of_rules_are_looked_up_by_name() -> None:
     assert rule_law("match") is None
     assert rule_law("block") is RULES["block"]
