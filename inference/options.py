@@ -225,10 +225,12 @@ def _with_implied(options: dict[str, Any]) -> dict[str, Any]:
     """Add the do_sample that the other options imply."""
     options = dict(options)
     temperature = options.get("temperature")
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float | None):
+        raise UserError(f"temperature is {temperature!r}; it has to be a number")
     if temperature is not None and temperature < 1e-5:
         if temperature < 0:
             raise UserError(f"temperature is {temperature}; it has to be 0 (greedy) or above")
-        if options.get("do_sample"):
+        if options.get("do_sample") and temperature == 0:
             raise UserError("do_sample=True with temperature 0: give a temperature above 0, or leave do_sample out")
         options.pop("temperature")
         options["do_sample"] = False
@@ -248,8 +250,8 @@ def _limit(config: GenerationConfig, prompt: int, has_length: bool) -> int:
             raise UserError(f"max_length is {config.max_length}, and the prompt alone has {prompt} tokens")
     else:
         limit = config.max_length  # transformers' default counts new tokens: 20
-    if limit < 1:
-        raise UserError(f"max_new_tokens is {limit}; at least 1 is needed")
+    if limit < 1 or limit != int(limit):
+        raise UserError(f"max_new_tokens is {limit}; a whole number of at least 1 is needed")
     return int(limit)
 
 

@@ -195,6 +195,16 @@ def test_processors_act_as_in_generate(name: str, form: str) -> None:
     assert drafted(prompt + plain, "half", form).generate(prompt, **sampled).tokens == plain
 
 
+def test_numbers_that_are_none_and_hardly_any_temperature() -> None:
+    for options in ({"temperature": "0.5"}, {"temperature": True}, {"max_new_tokens": 2.5}):
+        with pytest.raises(UserError, match=f"{next(iter(options))} is "):
+            Generator(backbone()).generate([5, 6], **options)
+    cold = {"do_sample": True, "temperature": 1e-6, "max_new_tokens": NEW, **NO_END}
+    assert Generator(backbone()).generate(prompt_of(5), **cold).tokens == list(reference("llama", 5))
+    with pytest.raises(UserError, match="do_sample=True with temperature 0"):
+        Generator(backbone()).generate([5, 6], do_sample=True, temperature=0)
+
+
 def test_a_forced_beginning() -> None:
     options = {"forced_bos_token_id": 7, "begin_suppress_tokens": list(range(50)), "max_new_tokens": 5, **NO_END}
     for prompt in ([5], [5, 6]):
