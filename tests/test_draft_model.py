@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import families
 import pytest
 import torch
 
-import families
 import zoo
 from headstart.heads.backbone import Backbone
 from headstart.heads.base import Step
