@@ -33,7 +33,7 @@ from . import (
 from .assembly import assembled, outside
 from .backbone import Backbone
 from .base import DraftHead
-from .kinds import kind_of, likeness
+from .kinds import TITLES, kind_of, likeness
 from .layouts import Config, Files, Found, Tensors
 from .methods import METHODS
 from .weights import PICKLES, read_config, read_tensors, tensor_shapes, weight_files
@@ -179,7 +179,7 @@ def read_head(kind: str, config: Config, tensors: Tensors, backbone: Backbone | 
     try:
         found = READERS[kind](config, tensors, backbone)
     except UserError as error:
-        raise type(error)(f"{place}: {error}") from None
+        raise type(error)(f"{place} ({TITLES[kind]}): {error}") from None
     for note in found.notes:
         warnings.warn(f"{place}: {note}", stacklevel=5)
     method = METHODS[found.method]

@@ -56,8 +56,8 @@ def kind_of(config: Config, names: Iterable[str]) -> str:
     kind = max(counts, key=lambda kind: counts[kind])
     if any(re.fullmatch(r"medusa_head\.\d+\.\d+\..*", name) for name in names):
         kind = "medusa-2" if counts["causal-lm"] else "medusa"
-    elif kind == "causal-lm" and "model.fc.weight" in names:
-        kind = "eagle"
+    elif kind in ("causal-lm", "eagle") and counts["causal-lm"]:  # heads with the prefix of a model have a layer more
+        kind = "eagle" if any(re.search(r"(^|\.)(fc|hidden_norm)\.weight$", name) for name in names) else "causal-lm"
     elif kind == "eagle" and ("dflash_config" in config or "hidden_norm.weight" in names):
         kind = "dflash"
     if kind == "eagle":

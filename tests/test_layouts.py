@@ -396,3 +396,10 @@ def test_a_config_that_says_two_things(tmp_path: Path) -> None:
             load_head(folder(tmp_path / "a", config | more, eagle3()), backbone())
     with pytest.warns(UserWarning, match="not heeded: magic_switch"):
         load_head(folder(tmp_path / "a", config | {"magic_switch": 1}, eagle3()), backbone())
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_whole_model_is_no_head(layers: int, tmp_path: Path) -> None:
+    zoo.backbone(num_hidden_layers=layers).model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="a whole causal LM, which is to be given as the backbone"):
+        load_head(tmp_path, backbone())
