@@ -18,7 +18,8 @@ from itertools import accumulate
 from typing import Any
 
 from ..heads.chat import Tools
-from .turns import Message, Script, Span, Turn, Turns, Unmaskable
+from .replies import Message, Turn, Unmaskable
+from .turns import Script, Span, Turns
 
 NOTHING = "nothing to learn"
 

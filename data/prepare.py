@@ -20,6 +20,7 @@ from .chats import Chat, Faults, Raw, Skipped, chat_of, raw_rows
 from .groups import locked
 from .masks import NOTHING, Made, Masked, Masker
 from .pool import mapped
+from .replies import Unmaskable
 from .shapes import SHAPES
 from .sources import sources_of
 from .store import (
@@ -34,7 +35,7 @@ from .store import (
     summary,
     tokenizer_of,
 )
-from .turns import OTHERWISE, Unmaskable
+from .turns import OTHERWISE
 
 __all__ = ["META", "PrepareSettings", "load_prepared", "prepare", "read_meta", "tokenizer_of"]
 

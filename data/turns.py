@@ -19,9 +19,9 @@ from typing import Any
 
 from ..heads import chat
 from ..heads.dialect import REASONING
+from .replies import LONG, Message, Turn, Unmaskable, turns_of, window
 
 Span = tuple[int, int]  # characters, from the first to behind the last
-Message = dict[str, Any]
 
 NO_REPLY = "no reply"
 REFUSED = "the template refuses it"
@@ -29,25 +29,6 @@ OTHERWISE = "the template writes a reply otherwise than a server would open it"
 PROBE, NEXT = "qzreplyzq", "qznextzq"  # a reply and a question that no template changes
 LOOKS = r"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,60}\]|〈[^〈〉\s]{1,60}〉"  # how special tokens are spelled
 CLOSES = re.compile(r"end|eo[stm]|stop|return|call|sep|^</|^\[/", re.IGNORECASE)
-
-
-class Unmaskable(Exception):
-    """Why no true mask can be given for a chat or a turn: the kind of fault, then what is special about this one."""
-
-    def __init__(self, reason: str, detail: str = ""):
-        super().__init__(f"{reason} ({detail})")
-        self.reason, self.detail = reason, detail
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A reply in a text that ends with it, or soon after."""
-
-    text: str
-    start: int
-    """Where the reply starts: behind what a server would have sent."""
-    end: int
-    """Behind its end of turn."""
 
 
 @dataclass(frozen=True)
@@ -121,20 +102,17 @@ class Turns:
     # -- by rendering what a server would have sent -------------------------------------------------------------------
 
     def _found(self, messages: Sequence[Message], tools: chat.Tools | None, wanted: list[int]) -> Scripts:
-        made, turns = Scripts(), {}
-        for k in wanted:
-            try:
-                turns[k] = self._turn(messages, tools, k)
-            except Unmaskable as fault:
-                made.lost.append(_of_chat(fault, messages))
+        found = turns_of(lambda said, k: self._turn(said, tools, k), messages, wanted)
+        turns = {k: one for k, one in found.items() if isinstance(one, Turn)}
+        made = Scripts(lost=[_of_chat(one, messages) for one in found.values() if isinstance(one, Unmaskable)])
         if not turns:
             raise next((fault for fault in made.lost if fault.reason == REFUSED), made.lost[0])
         left = sorted(turns)
         while left:  # the last turn's text holds as many of the others as were written alike
-            whole = turns[left[-1]]
-            held = [k for k in left if whole.text.startswith(turns[k].text[: turns[k].end])]
+            text = turns[left[-1]].text
+            held = [k for k in left if text.startswith(turns[k].upto)]
             spans = [(turns[k].start, turns[k].end) for k in held]
-            made.scripts.insert(0, Script(whole.text, spans, [turns[k] for k in held]))
+            made.scripts.insert(0, Script(text, spans, [turns[k] for k in held]))
             left = [k for k in left if k not in held]
         self._note_left_out(made, messages, tools, turns)
         return made
@@ -167,7 +145,7 @@ class Turns:
         if end <= len(before) or not all(name in after[len(before) :] for name in calls):
             what = "the tool calls of a reply" if calls else "a reply"
             raise Unmaskable(f"the template leaves {what} out", f"message {k + 1}")
-        return Turn(after, len(before), end)
+        return Turn(after, len(before), after[len(before) :], end)
 
     def _tail(self, messages: Sequence[Message], tools: chat.Tools | None, k: int) -> _Tail | None:
         """What stands behind the content of reply `k`; None if that cannot be told."""
@@ -231,8 +209,9 @@ class Turns:
     ) -> None:
         """Count messages before the last reply, and reasoning of the replies, that the template does not print."""
         last = max(turns)
+        text = turns[last].text
         for k, message in enumerate(messages[:last]):
-            if message["role"] != "assistant" and self._leaves_out(turns[last].text, messages[: last + 1], tools, k):
+            if message["role"] != "assistant" and self._leaves_out(text, messages[: last + 1], tools, k):
                 made.notes[f"{message['role']} messages that the template leaves out"] += 1
         for k, turn in turns.items():
             if messages[k].get("tool_calls") and self._leaves_out(turn.text, messages[: k + 1], tools, k):
@@ -247,6 +226,8 @@ class Turns:
             return False
         if len(content) > 8 and (content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text):
             return False
+        near, gap = window(messages[: k + 2], k) if len(messages) > 2 * LONG else (messages, 0)
+        messages, k = (near, k - gap) if gap else (messages, k)
         asked = [*messages[:k], {**messages[k], "content": NEXT}, *messages[k + 1 :]]
         try:
             return NEXT not in self._render(asked, tools).lower()

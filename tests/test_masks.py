@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from headstart.data.masks import Masked, Masker
-from headstart.data.turns import Unmaskable
+from headstart.data.replies import Unmaskable
 from headstart.errors import UserError
 from zoo import tokenizer as tiny
 

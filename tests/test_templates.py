@@ -29,7 +29,7 @@ from test_masks import with_template
 from transformers.utils import chat_template_utils
 
 from headstart.data.masks import Made, Masked, Masker
-from headstart.data.turns import Unmaskable
+from headstart.data.replies import Unmaskable
 from headstart.heads import chat as chats
 
 DATA = os.environ.get("HEADSTART_TEST_DATA")
