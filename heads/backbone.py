@@ -125,6 +125,11 @@ class Backbone:
         return int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
 
     @property
+    def batches(self) -> bool:
+        """Whether rows of a batch may have any lengths; not where rotary factors change at a position (longrope)."""
+        return self._turn is None
+
+    @property
     def eos_token_ids(self) -> frozenset[int]:
         """The end-of-sequence ids of the generation config, else of the tokenizer."""
         ids = self.model.generation_config.eos_token_id if self.model.generation_config else None

@@ -219,7 +219,8 @@ class DraftHead(nn.Module):
         Args:
             features: of the next T positions of each row, (B, T, .).
             next_ids: (B, T) the true token behind each position.
-            lengths: true positions of each row where they differ, 1 to T; what lies behind them is padding.
+            lengths: true positions of each row where they differ, 0 to T; what lies behind them is padding, and a row
+                of 0 stays as it is (nothing that is said of it means anything).
 
         Returns:
             The step of the anchors, K = 1: depth 0.

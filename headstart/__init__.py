@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headstart.heads.backbone import Backbone as Backbone
     from headstart.heads.format import load_head as load_head
     from headstart.heads.load import load_backbone as load_backbone
+    from headstart.inference.engine import Engine as Engine
     from headstart.inference.generator import Generator as Generator
     from headstart.training.loop import train as train
 
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Backbone": "headstart.heads.backbone",
+    "Engine": "headstart.inference.engine",
     "Generator": "headstart.inference.generator",
     "UserError": "headstart.errors",
     "load_backbone": "headstart.heads.load",
@@ -32,7 +34,7 @@ _HOMES = {
     "train": "headstart.training.loop",
 }
 
-__all__ = ["Backbone", "Generator", "UserError", "__version__", "load_backbone", "load_head", "train"]
+__all__ = ["Backbone", "Engine", "Generator", "UserError", "__version__", "load_backbone", "load_head", "train"]
 
 
 def __getattr__(name: str) -> Any:

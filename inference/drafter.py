@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,7 +22,8 @@ from ..heads.base import DraftHead, Step
 from .chance import Chance
 from .drawn import drawn, spread
 from .gain import grow
-from .tree import Chain, Dynamic, Gain, Shape, Static, Tree, limited
+from .growth import grown
+from .tree import Gain, Shape, Static, Tree, limited
 
 
 @runtime_checkable
@@ -123,10 +123,13 @@ class HeadDrafter:
 
     def _deep(self, budget: int) -> int:
         """How deep the next tree may be."""
-        left = self.limit - self.length
-        if left <= 0:
+        return min(self.depth, budget, self.room(self.length))
+
+    def room(self, length: int) -> int:
+        """How deep may be drafted behind a text of so many tokens."""
+        if length >= self.limit:
             self._beyond()
-        return min(self.depth, budget, left)
+        return self.limit - length
 
     def _beyond(self) -> None:
         """Say once of a head that it drafts no more."""
@@ -146,7 +149,7 @@ class HeadDrafter:
         shape = limited(self.shape, depth)
         if isinstance(shape, Gain):
             return grow(shape, self.root, logits, self._step, self.head.vocab.to_target)
-        return self._dynamic(shape, logits) if isinstance(shape, Dynamic) else self._static(shape, logits)
+        return grown(shape, [self.root], logits[None], self._steps, self.head.vocab.to_target)[0]
 
     def sample(self, budget: int, chance: Chance, law: Callable[[Tensor], Tensor]) -> Tree:
         depth = self._deep(budget)
@@ -169,101 +172,10 @@ class HeadDrafter:
         first = spread(self.anchored.logits[0, -1:], ids, vocab.vocab_size)  # (1, V) at the anchor
         return drawn(limited(self.shape, depth), self.root, first, expand, chance, law)
 
-    def _static(self, shape: Chain | Static, logits: Tensor) -> Tree:
-        levels, parents = _plan(shape, self.device)
-        found = []
-        for level in levels:
-            best = _best(logits, level.width).indices[level.rows, level.ranks]  # (n,) draft ids
-            found.append(self.head.vocab.to_target(best))
-            if len(level.expanded):
-                logits = self._step(found[-1][level.expanded], level.parents)
-        return Tree([self.root, *torch.cat(found).tolist()], parents)
-
-    def _dynamic(self, shape: Dynamic, logits: Tensor) -> Tree:
-        top_k = min(shape.top_k, logits.shape[-1])
-        reached = logits.new_zeros(1, dtype=torch.float32)  # (K,) log q of the paths to the rows of `logits`
-        rows = torch.full((1,), -1, device=self.device)  # (K,) their numbers in the pool
-        handed, size = 0, 0  # nodes given to the head, nodes in the pool
-        pool = _Pool([], [], [])
-        numbers = rows  # (K,) the head's numbers of the rows
-        for depth in range(shape.depth):
-            best = _best(logits.log_softmax(-1, dtype=torch.float32), top_k)
-            scores = (reached[:, None] + best.values.clamp(max=0)).flatten()  # (K * top_k,)
-            ids = self.head.vocab.to_target(best.indices.flatten())
-            pool.add(scores, ids, rows.repeat_interleave(top_k))
-            if depth + 1 == shape.depth:
-                break
-            reached, chosen = scores.topk(min(top_k, len(scores)))
-            logits = self._step(ids[chosen], numbers[chosen // top_k])
-            rows, size = chosen + size, size + len(scores)
-            numbers = torch.arange(handed, handed + len(chosen), device=self.device)
-            handed += len(chosen)
-        return pool.best(shape.nodes, self.root)
-
     def _step(self, ids: Tensor, parents: Tensor) -> Tensor:
         """(K,) target ids and the head's numbers of their parents to (K, Vd) logits behind them."""
-        return self.head.step(self.state, ids[None], parents[None]).logits[0]
+        return self._steps(ids[None], parents[None])[0]
 
-
-class _Pool(NamedTuple):
-    """All nodes that a dynamic tree has seen, depth by depth."""
-
-    scores: list[Tensor]  # log q of the path to each node
-    ids: list[Tensor]
-    parents: list[Tensor]  # numbers in the pool, -1: the root
-
-    def add(self, scores: Tensor, ids: Tensor, parents: Tensor) -> None:
-        self.scores.append(scores)
-        self.ids.append(ids)
-        self.parents.append(parents)
-
-    def best(self, nodes: int, root: int) -> Tree:
-        """The most probable nodes as a tree.
-
-        A path is at most as probable as its beginning and stands behind it in the pool, hence the stable sort keeps the
-        parents of all that it keeps.
-        """
-        scores = torch.cat(self.scores).nan_to_num(nan=-torch.inf)
-        kept = scores.sort(descending=True, stable=True).indices[:nodes].sort().values
-        chosen = torch.stack([kept, torch.cat(self.ids)[kept], torch.cat(self.parents)[kept]])
-        numbers, ids, parents = chosen.tolist()
-        place = {number: node for node, number in enumerate([-1, *numbers])}
-        return Tree([root, *ids], [-1, *(place[parent] for parent in parents)])
-
-
-class _Level(NamedTuple):
-    """One depth of a static tree: n nodes, K of which have children."""
-
-    width: int  # how many of the best tokens are needed
-    rows: Tensor  # (n,) the row of the last logits that a node hangs below
-    ranks: Tensor  # (n,) which of its best tokens the node is
-    expanded: Tensor  # (K,) the nodes handed to the head
-    parents: Tensor  # (K,) the head's numbers of their parents
-
-
-@lru_cache(maxsize=64)
-def _plan(shape: Chain | Static, device: torch.device) -> tuple[list[_Level], list[int]]:
-    """How to grow a static tree, depth by depth, and the parents of its nodes."""
-    paths: list[tuple[int, ...]] = [(), *shape.paths]
-    parents = [-1, *(paths.index(path[:-1]) for path in shape.paths)]
-    inner = {path[:-1] for path in shape.paths}
-    given = [path for path in shape.paths if path in inner]  # in the order in which the head is given them
-    levels, above = [], paths[:1]
-    for depth in range(1, shape.depth + 1):
-        here = [path for path in shape.paths if len(path) == depth]
-        expanded = [path for path in here if path in inner]
-        columns = (
-            [above.index(path[:-1]) for path in here],
-            [path[-1] for path in here],
-            [here.index(path) for path in expanded],
-            [given.index(path[:-1]) if depth > 1 else -1 for path in expanded],
-        )
-        tensors = (torch.tensor(column, dtype=torch.long, device=device) for column in columns)
-        levels.append(_Level(1 + max(columns[1]), *tensors))
-        above = expanded
-    return levels, parents
-
-
-def _best(logits: Tensor, count: int) -> Any:
-    """Values and indices (K, count) of the largest logits; for one, max is the quicker way."""
-    return logits.max(-1, keepdim=True) if count == 1 else logits.topk(count)
+    def _steps(self, ids: Tensor, parents: Tensor) -> Tensor:
+        """The same for (1, K) of them: (1, K, Vd)."""
+        return self.head.step(self.state, ids, parents).logits

@@ -27,12 +27,13 @@ from .hybrid import Hybrid, HybridDrafter
 from .lookup import LookupDrafter
 from .suffix import SuffixDrafter, SuffixStore
 from .translate import TranslatedDrafter
-from .tree import Chain, Dynamic, Shape, limited
+from .tree import Chain, Dynamic, Shape, Static, limited
 
 DEFAULT_SHAPE = Dynamic(depth=3, top_k=3, nodes=6)
 DEFAULT_LOOKUP = 5
 DEFAULT_SUFFIX = Dynamic(depth=8, top_k=3, nodes=8)
 DEFAULT_TRANSLATED = 4
+OWN_NODES = 64  # of trees whose size nothing says, where many rows share a forward
 
 Factory = Callable[[], Drafter]
 """Called for each request."""
@@ -99,6 +100,31 @@ def modules_of(drafter: Any) -> Iterator[nn.Module]:
         yield drafter.model
     elif isinstance(drafter, nn.Module):
         yield drafter
+
+
+def width_of(drafter: Drafter) -> int:
+    """Nodes of its trees at most, and guesses that its head is given; of a user's own, what they are cut to."""
+    if isinstance(drafter, NoDrafter):
+        return 1
+    if isinstance(drafter, HybridDrafter):
+        return width_of(drafter.first) + width_of(drafter.second)
+    if isinstance(drafter, LookupDrafter):
+        return drafter.depth + 1
+    shape = getattr(drafter, "shape", None)
+    if isinstance(shape, Dynamic):
+        return 1 + max(shape.nodes, shape.depth * shape.top_k)
+    return 1 + len(shape.paths) if isinstance(shape, Chain | Static) else OWN_NODES
+
+
+def serves_one(factory: Factory) -> bool:
+    """Whether all requests would get the same drafter, which then serves them one after the other."""
+    return _same(factory(), factory())
+
+
+def _same(one: Drafter, other: Drafter) -> bool:
+    if isinstance(one, HybridDrafter) and isinstance(other, HybridDrafter):
+        return _same(one.first, other.first) or _same(one.second, other.second)
+    return one is other
 
 
 def is_name(text: str) -> bool:
@@ -171,5 +197,5 @@ def _fitted(shape: Shape, head: DraftHead, noted: bool) -> Shape:
         return shape
     if noted:
         note = f"{shape} is deeper than the head, which drafts {head.max_depth} tokens: cut to that"
-        warnings.warn(note, stacklevel=5)
+        warnings.warn(note, stacklevel=6)
     return limited(shape, head.max_depth)

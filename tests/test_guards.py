@@ -147,7 +147,7 @@ def test_behind_the_trained_length_nothing_is_drafted(method: str) -> None:
 def test_drafts_do_not_reach_over_the_trained_length() -> None:
     backbone, reached = zoo.backbone(), list[int]()
     generator = Generator(backbone, METHODS["eagle3"].build(backbone, trained_positions=20), tree="chain:8")
-    drafted = generator._factory("match")()
+    drafted = generator._intake.factory("match")()
 
     def seen(budget: int) -> Tree:
         tree = type(drafted).draft(drafted, budget)
@@ -155,7 +155,7 @@ def test_drafts_do_not_reach_over_the_trained_length() -> None:
         return tree
 
     drafted.draft = seen  # type: ignore[method-assign]
-    generator._factories[False] = lambda: drafted
+    generator._intake._factories[False] = lambda: drafted
     with pytest.warns(UserWarning, match="up to 20 tokens"):
         greedy(generator, ids(10), 16)
     assert max(one for one in reached if one <= 20) == 20

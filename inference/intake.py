@@ -1,0 +1,168 @@
+"""What is asked of a backbone and a drafter, read and refused before any work is done.
+
+`Intake` is what `Generator` and `Engine` have in common: the drafter by rule, and options to `Asked`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ..errors import UserError
+from ..heads.backbone import Backbone
+from ..heads.cache import HANDED_OVER, fitting
+from .chance import DRAFTING
+from .drafter import Drafter, SamplingDrafter
+from .drafters import chained, drafter_factory, modules_of, serves_one, width_of
+from .prompts import encoded
+from .ruling import law_of
+from .sampler import NoToken, Sampler
+from .tree import Shape, Tree, parse_shape
+
+
+class Asked(NamedTuple):
+    """One answer that is asked for."""
+
+    ids: list[int]
+    sampler: Sampler
+    rule: str
+    lent: Any = None
+    """A cache of transformers that is to be taken over."""
+
+
+class Intake:
+    """See `Generator` for the arguments."""
+
+    def __init__(self, backbone: Backbone, drafter: Any, tree: Shape | str | None, rule: str) -> None:
+        self.backbone, self.rule = backbone, rule
+        self.drafter, self.shape = drafter, parse_shape(tree) if isinstance(tree, str) else tree
+        self._factories: dict[bool, Callable[[], Drafter]] = {}  # by whether drafts have to be chains
+        self._fitting: set[str] = set()  # rules that were found to go with the drafter
+        self._modules = [backbone.model, *modules_of(drafter)]
+        self.factory(rule)
+
+    def read(self, prompt: Any, options: Mapping[str, Any]) -> tuple[list[Asked], bool]:
+        """All answers that are asked for, so that whatever is wrong with one is said before any work; and whether they
+        are to come as a list."""
+        options = dict(options)
+        rule = options.pop("rule", None) or self.rule
+        self.factory(rule)
+        refuse_foreseeing(rule, options.get("logits_processor"))
+        aliases = [options.pop(name, None) for name in ("input_ids", "inputs")]  # as generate calls them
+        lent = [options.pop(name, None) for name in HANDED_OVER]
+        if prompt is None:
+            prompt = next((ids for ids in aliases if ids is not None), [])
+        padded = (options.pop(name, None) for name in ("attention_mask", "position_ids"))
+        prompts, several = encoded(self.backbone, prompt, *padded)
+        requests: list[Asked] = []
+        for row, (ids, padding) in enumerate(prompts):
+            asked, begun = 1, len(requests)
+            while len(requests) - begun < asked:
+                known = {"sample": len(requests), "row": row, "padding": padding}
+                sampler = Sampler.from_options(self.backbone, ids, **known, **options)
+                options["seed"] = sampler.seed  # where none was given, one is drawn for all
+                requests.append(Asked(ids, sampler, rule))
+                asked = sampler.returned
+        for given in lent:
+            if given is not None:
+                requests = [taking_over(given, requests, self.backbone)]
+        return requests, several or len(requests) > 1
+
+    def factory(self, rule: str) -> Callable[[], Drafter]:
+        """What makes the drafter of a new request for this rule.
+
+        Raises:
+            UserError: there is no such rule, or the drafter cannot give what it asks for.
+        """
+        law = law_of(rule)
+        chain = law is not None and law.chain
+        if chain not in self._factories:
+            shape = chained(self.drafter, self.shape, rule) if chain else self.shape
+            self._factories[chain] = drafter_factory(self.backbone, self.drafter, shape)
+        asked = law is not None and law.sampled and rule not in self._fitting
+        if asked and not isinstance(self._factories[chain](), SamplingDrafter):
+            name = self.drafter if isinstance(self.drafter, str) else type(self.drafter).__name__
+            raise UserError(
+                f"rule={rule} judges drafts by the law they were drawn from, and the drafter {name} draws none; use "
+                "rule=match or rule=fixed, or a drafter with a method `sample`"
+            )
+        self._fitting.add(rule)
+        return self._factories[chain]
+
+    def room(self, asked: Asked) -> int:
+        """New tokens at most: the limit, or what the backbone's context leaves."""
+        return min(asked.sampler.max_new_tokens, self.backbone.max_positions - len(asked.ids))
+
+    def need(self, asked: Asked) -> int:
+        """Slots that an answer takes: for its prompt, for new tokens, for a tree behind them."""
+        return len(asked.ids) + self.room(asked) + self.width
+
+    @cached_property
+    def width(self) -> int:
+        """Nodes of a tree, at most, where rows share a forward."""
+        return width_of(self.factory(self.rule)())
+
+    @cached_property
+    def together(self) -> bool:
+        """Whether several texts can be decoded at once."""
+        return self.backbone.batches and not serves_one(self.factory(self.rule))
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """All modules in eval mode meanwhile, and each as it was afterwards."""
+        training = [module for root in self._modules for module in root.modules() if module.training]
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def taking_over(given: Any, requests: Sequence[Asked], backbone: Backbone) -> Asked:
+    """The one request, with a cache of the user's.
+
+    Raises:
+        UserError: it cannot be taken over, or there are several answers.
+    """
+    first = requests[0]
+    limit = min(first.sampler.max_new_tokens, backbone.max_positions - len(first.ids))
+    fitting(given, len(first.ids), limit, len(requests))
+    return first._replace(lent=given)
+
+
+def refuse_foreseeing(rule: str, processors: Any) -> None:
+    """Refuse processors that may keep a state where the rule shows them tokens that may not come."""
+    law = law_of(rule)
+    if law is not None and not law.lazy and processors:
+        raise UserError(
+            f"rule={rule} looks ahead at tokens that may not come, so that a logits_processor with a state would "
+            "go wrong; use rule=siblings, rule=chain or rule=match with one of your own"
+        )
+
+
+@contextmanager
+def named(sampler: Sampler, place: str) -> Iterator[None]:
+    """Says where it was that no token could be chosen."""
+    try:
+        yield
+    except NoToken as error:
+        raise UserError(f"row {sampler.sample}, {place}: {error}") from error
+
+
+def draft(drafter: Drafter, sampler: Sampler | None, length: int, budget: int) -> Tree:
+    """The drafts of a round; drawn with this sampler's chance and warpers, if one is given.
+
+    `budget`: the backbone adds a token behind the last draft.
+    """
+    if sampler is None:
+        tree = drafter.draft(budget)
+    else:
+        assert isinstance(drafter, SamplingDrafter), "the rule asks for drafts that are drawn"
+        tree = drafter.sample(budget, sampler.chance(length, DRAFTING), sampler.drafted)
+    if not isinstance(tree, Tree):
+        raise UserError(f"{type(drafter).__name__} drafted a {type(tree).__name__}; it has to be a Tree")
+    return tree
