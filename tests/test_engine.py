@@ -493,3 +493,17 @@ def test_coroutines() -> None:
     asyncio.run(both())
     engine.run()
     nothing_left(engine)
+
+
+def test_a_head_drafts_no_further_than_it_was_trained() -> None:
+    torch.manual_seed(3)
+    short = METHODS["eagle3"].build(backbone(), trained_positions=24)
+    prompts = [prompt_of(length) for length in (3, 17, 24, 60)]
+    engine = Engine(backbone(), short, max_rows=4)
+    requests = engine.submit_all(prompts, max_new_tokens=16, **NO_END)
+    with pytest.warns(UserWarning, match="up to 24 tokens"):
+        engine.run()
+    generator = Generator(backbone(), short)
+    same(requests, [generator.generate(prompt, max_new_tokens=16, **NO_END) for prompt in prompts], rounds=False)
+    assert requests[0].stats.offered
+    assert requests[2].stats.offered == requests[3].stats.offered == []
