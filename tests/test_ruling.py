@@ -61,6 +61,10 @@ class Slots:
         self.text: list[int] = []
         self.pending: list[int] = []
 
+    @property
+    def lengths(self) -> list[int]:
+        return [len(self.text)]
+
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         self.text += [self.pending[node] for node in kept[0]]
         self.pending = []
