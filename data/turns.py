@@ -184,6 +184,8 @@ class Turns:
             places = [self._place(messages, tools, k, text) for k in wanted]
             marks = [mark for mark in marks if any(start <= mark[0] < stop for start, stop in places)]
         made = Scripts([Script(text, marks, None)])
+        if 0 < len(marks) < len(wanted):
+            made.notes["replies that the template does not mark"] = len(wanted) - len(marks)
         otherwise = sum(not self._opens(text, messages[:k], tools) for k in wanted)
         if otherwise:
             made.notes["turns that the template marks, but a server would open otherwise"] = otherwise

@@ -101,34 +101,34 @@ def test_greedy_answers_are_the_backbones(tmp_path: Path, lenient: None) -> None
     assert roles == {"system", "user"}
 
 
-@pytest.mark.parametrize("stop_at", [1, 2, 3])
 def test_an_interrupted_run_ends_as_an_undisturbed_one(
-    tmp_path: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, stop_at: int
+    tmp_path: Path, lenient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
-    options = {"count": 6, "group_size": 4}
-    synthesize(writer(), settings(whole, **options))
-    write, calls = Writer.group, []
+    whole = tmp_path / "whole.jsonl"
+    options = {"count": 6, "group_size": 4, "max_user_tokens": 24}
+    write, calls, stop_at = Writer.group, [0], -1
 
     def fails(*arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == stop_at:
+        calls[-1] += 1
+        if calls[-1] == stop_at:
             raise Interrupted
         return write(*arguments)
 
     monkeypatch.setattr(Writer, "group", fails)
-    with pytest.raises(Interrupted):
+    synthesize(writer(), settings(whole, **options))
+    groups = calls[0]
+    assert groups >= 3
+    for stop_at in (1, 2, 3):
+        broken = tmp_path / f"broken{stop_at}.jsonl"
+        calls.append(0)
+        with pytest.raises(Interrupted):
+            synthesize(writer(), settings(broken, **options))
+        assert not broken.exists()
         synthesize(writer(), settings(broken, **options))
-    assert not broken.exists()
-    before = len(calls)
-    synthesize(writer(), settings(broken, **options))
-    assert broken.read_bytes() == whole.read_bytes()
-    assert Path(f"{broken}.card.md").read_text() == Path(f"{whole}.card.md").read_text().replace("whole", "broken")
-    calls_of_whole = len(calls) - before + stop_at - 1  # finished groups were not done again
-    calls.clear()
-    stop_at = -1
-    synthesize(writer(), settings(tmp_path / "third.jsonl", **options))
-    assert len(calls) == calls_of_whole
+        assert calls[-1] == groups + 1  # the one that was interrupted, again; finished ones were not done again
+        assert broken.read_bytes() == whole.read_bytes()
+        card = Path(f"{broken}.card.md").read_text()
+        assert card == Path(f"{whole}.card.md").read_text().replace("whole", broken.stem)
 
 
 def test_long_texts_are_written_first(tmp_path: Path, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,10 +228,10 @@ def test_a_model_that_keeps_nothing_is_told_so(tmp_path: Path) -> None:
         synthesize(zoo.backbone(), settings(tmp_path / "none.jsonl", max_user_tokens=1))
 
 
-@pytest.mark.parametrize("changes", [{"max_user_tokens": 400}, {"max_answer_tokens": 250}])
+@pytest.mark.parametrize("changes", [{"max_user_tokens": 100}, {"max_user_tokens": 8, "max_answer_tokens": 60}])
 def test_a_context_without_room_is_counted(changes: dict[str, int], tmp_path: Path, lenient: None) -> None:
     with pytest.raises(UserError, match="only 0 can be kept .*no room in the context"):
-        synthesize(zoo.backbone(), settings(tmp_path / "none.jsonl", **changes))
+        synthesize(zoo.backbone(max_position_embeddings=64), settings(tmp_path / "none.jsonl", **changes))
 
 
 @pytest.mark.parametrize(
