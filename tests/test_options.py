@@ -155,7 +155,7 @@ CONSTRAINED: dict[str, dict[str, Any]] = {
     "suppress": {"suppress_tokens": [3, 4, 5]},
     "begin": {"begin_suppress_tokens": list(range(3, 60))},
     "words": {"bad_words_ids": [[7], [8, 9]]},
-    "forced": {"forced_eos_token_id": 5, "eos_token_id": 5},
+    "forced": {"forced_eos_token_id": 5},  # no end comes before, so that it has to come at the limit
     "minimum": {"min_new_tokens": 9, "eos_token_id": list(range(40))},
     "shortest": {"min_length": 20, "eos_token_id": list(range(40))},
     "bias": {"sequence_bias": {(7,): 4.0, (9, 9): -3.0}},
