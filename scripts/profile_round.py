@@ -23,8 +23,8 @@ from headstart.heads import backbone as backbone_module
 from headstart.heads import cached
 from headstart.heads.base import DraftHead
 from headstart.heads.cache import Cache
-from headstart.inference import drafter as drafter_module
 from headstart.inference import generator as generator_module
+from headstart.inference import growth
 from headstart.inference.dialogue import encode
 from headstart.inference.drafter import HeadDrafter
 from headstart.inference.tree import Tree
@@ -80,7 +80,7 @@ def watched(generator: Generator, drafter: Any) -> Clock:
     clock.watch("masks of the head", cached, "attention_mask")
     clock.watch("cache: commit", Cache, "commit")
     clock.watch("tree: growing", HeadDrafter, "draft", "advance")
-    clock.watch("tree: pool", drafter_module._Pool, "add", "best")
+    clock.watch("tree: pool", growth._Pool, "add", "best")
     clock.watch("tree: check", Tree, "check")
     clock.watch("walk", generator_module, "match")
     clock.watch("forward: around the call", backbone, "forward", "logits")
