@@ -19,6 +19,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Question:
     row: int
     """Its place in the file, from 1."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """16 hex digits of place and content: tells questions of one suite apart, and whether one was changed."""
         return text_hash(json.dumps([self.row, self.id, self.category, self.turns]))[:16]
