@@ -77,8 +77,9 @@ class SuffixAutomaton:
             state = self.links[state]
         return state, place.length
 
-    def continuations(self, place: Place) -> list[tuple[int, float, Place]]:
-        """Tokens that followed, their shares and where they lead: the most frequent first, of equals the latest.
+    def continuations(self, place: Place, most: int | None = None) -> list[tuple[int, float, Place]]:
+        """Tokens that followed, their shares and where they lead: the most frequent first, of equals the latest; `most`
+        of them, or all.
 
         Where nothing ever followed the suffix, that is where the text ends, the next shorter one is asked, so that a
         text which repeats itself is continued for ever.
@@ -94,7 +95,7 @@ class SuffixAutomaton:
         found = [(token, self._follow(here, token, self.reach + 1).state) for token in self.following[state]]
         found.sort(key=lambda item: (-self.counts[item[1]], -self.latest[item[1]]))
         total = sum(self.counts[after] for _, after in found)
-        return [(token, self.counts[after] / total, self.follow(here, token)) for token, after in found]
+        return [(token, self.counts[after] / total, self.follow(here, token)) for token, after in found[:most]]
 
     def _extended(self, last: int, token: int) -> int:
         """The state of a text that stood at state `last` and goes on with this token."""

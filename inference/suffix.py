@@ -121,7 +121,7 @@ def grown(root: int, book: SuffixAutomaton, place: Place, depth: int, top_k: int
 
     def push(parent: int, level: int, share: float, here: Place) -> None:
         nonlocal order
-        for token, part, after in book.continuations(here)[:top_k] if level < depth else ():
+        for token, part, after in book.continuations(here, top_k) if level < depth else ():
             order += 1
             heapq.heappush(heap, (-share * part, order, parent, level + 1, token, after))
 
