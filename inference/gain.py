@@ -23,6 +23,12 @@ class _Node(NamedTuple):
     parent: int  # place in the pool, -1: the root
 
 
+class _Worth(NamedTuple):
+    rate: float  # expected tokens for their cost
+    nodes: int  # that give it
+    expected: float  # tokens
+
+
 def grow(shape: Gain, root: int, logits: Tensor, step: Step, to_target: Callable[[Tensor], Tensor]) -> Tree:
     """The tree with the most expected tokens for its cost, among those a dynamic tree would choose from.
 
@@ -48,33 +54,32 @@ def grow(shape: Gain, root: int, logits: Tensor, step: Step, to_target: Callable
         first, depth = len(pool), depth + 1
         pool += level
         chosen = sorted(range(len(level)), key=lambda i: -level[i].q)[: shape.top_k]
-        if not _promising(shape, pool, sum(level[i].q for i in chosen), depth):
+        worth = _worth(shape, pool, depth)
+        if not _promising(shape, worth, sum(level[i].q for i in chosen), depth):
             break
         device = logits.device
         ids = torch.tensor([level[i].token for i in chosen], device=device)
         logits = step(ids, torch.tensor([numbers[i] for i in chosen], device=device))
         frontier = [(level[i].q, first + i, handed + n) for n, i in enumerate(chosen)]
         handed += len(chosen)
-    return _cut(pool, root, _worth(shape, pool, depth)[1])
+    return _cut(pool, root, worth.nodes)
 
 
-def _worth(shape: Gain, pool: list[_Node], depth: int) -> tuple[float, int]:
-    """The highest rate of expected tokens for their cost, and how many nodes give it."""
-    expected, best, count = 1.0, 1.0 / max(shape.costs.of(1, depth), 1e-12), 0
+def _worth(shape: Gain, pool: list[_Node], depth: int) -> _Worth:
+    """What the number of nodes gives that has the highest rate of expected tokens for their cost."""
+    expected, best = 1.0, _Worth(1.0 / max(shape.costs.of(1, depth), 1e-12), 0, 1.0)
     for number, q in enumerate(sorted((node.q for node in pool), reverse=True), 1):
         expected += q
         rate = expected / max(shape.costs.of(number + 1, depth), 1e-12)
-        if rate > best:
-            best, count = rate, number
-    return best, count
+        if rate > best.rate:
+            best = _Worth(rate, number, expected)
+    return best
 
 
-def _promising(shape: Gain, pool: list[_Node], mass: float, depth: int) -> bool:
+def _promising(shape: Gain, worth: _Worth, mass: float, depth: int) -> bool:
     """Whether drafting deeper could pay: a further depth gains `mass` tokens at most, with one more node at least."""
-    best, count = _worth(shape, pool, depth)
-    expected = 1.0 + sum(sorted((node.q for node in pool), reverse=True)[:count])
     return any(
-        expected + more * mass > best * shape.costs.of(count + more + 1, depth + more)
+        worth.expected + more * mass > worth.rate * shape.costs.of(worth.nodes + more + 1, depth + more)
         for more in range(1, shape.depth - depth + 1)
     )
 
