@@ -5,15 +5,12 @@ Letters: T positions of a row.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..errors import UserError
 from ..files import text_hash
@@ -77,7 +74,7 @@ def settings_of(
     """All that determines the features, as JSON values, by the words that messages use.
 
     Args:
-        weights: `weights_hash`, taken while this process had all of them.
+        weights: `forms.weights_hash`, taken while this process had all of them.
     """
     tokenizer = backbone.tokenizer
     fingerprint = {} if tokenizer is None else chat.fingerprint(tokenizer)
@@ -115,26 +112,6 @@ def stored_as(store: Store, precision: str) -> str:
     return precision if store == "auto" else store
 
 
-def weights_hash(backbone: Backbone) -> str:
-    """16 hex digits of every weight and stored buffer, each byte of it, and of which adapters are at work.
-
-    `Backbone.fingerprint` looks at samples, in which a small adapter may not show.
-    """
-    digest = hashlib.sha256()
-    seen: dict[tuple[int, ...], str] = {}
-    for name, tensor in sorted(backbone.model.state_dict().items()):
-        place = (tensor.data_ptr(), *tensor.shape, *tensor.stride())
-        if tensor.numel() and seen.setdefault(place, name) != name:
-            continue  # tied
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(_bytes(tensor))
-    for name, module in backbone.model.named_modules():
-        if hasattr(module, "active_adapters"):  # peft's layers: the same weights, switched on and off
-            words = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
-            digest.update(repr([name, *(_told(getattr(module, word, None)) for word in words)]).encode())
-    return digest.hexdigest()[:16]
-
-
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """`name was X, is now Y` for each setting that differs; empty if none does."""
     missing = "unset"
@@ -148,13 +125,3 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _config_hash(backbone: Backbone) -> str:
     config = {name: value for name, value in backbone.config.to_dict().items() if name not in _PASSING}
     return text_hash(json.dumps(config, sort_keys=True, default=str))[:16]
-
-
-def _bytes(tensor: Tensor) -> Any:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy() if flat.numel() else b""
-
-
-def _told(value: Any) -> Any:
-    """A setting of an adapter; methods (transformers has one of that name) say nothing."""
-    return None if callable(value) else value

@@ -67,6 +67,26 @@ def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()[:16]
 
 
+def weights_hash(model: nn.Module) -> str:
+    """16 hex digits of every weight and stored buffer, each byte of it, and of which adapters are at work.
+
+    `Backbone.fingerprint` looks at samples, in which a small adapter may not show.
+    """
+    digest = hashlib.sha256()
+    seen: dict[tuple[int, ...], str] = {}
+    for name, tensor in sorted(model.state_dict().items()):
+        place = (tensor.data_ptr(), *tensor.shape, *tensor.stride())
+        if tensor.numel() and seen.setdefault(place, name) != name:
+            continue  # tied
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(_bytes(tensor))
+    for name, module in model.named_modules():
+        if hasattr(module, "active_adapters"):  # peft's layers: the same weights, switched on and off
+            words = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
+            digest.update(repr([name, *(_told(getattr(module, word, None)) for word in words)]).encode())
+    return digest.hexdigest()[:16]
+
+
 def place_of(module: nn.Module) -> torch.device:
     """The device on which a module computes; its weights may lie elsewhere until it does."""
     hook = getattr(module, "_hf_hook", None)
@@ -140,6 +160,16 @@ def _multiplied(projection: nn.Module, columns: Tensor, dtype: torch.dtype) -> T
 
 def _plain(weight: Tensor) -> bool:
     return weight.is_floating_point() and type(weight) in (Tensor, nn.Parameter)
+
+
+def _bytes(tensor: Tensor) -> Any:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy() if flat.numel() else b""
+
+
+def _told(value: Any) -> Any:
+    """A setting of an adapter; methods (transformers has one of that name) say nothing."""
+    return None if callable(value) else value
 
 
 # -- adapters, as peft puts them into a model --------------------------------------------------------------------------

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..files import cache_folder, text_hash, write_whole
 from ..heads import backbone as heads
 from ..heads.backbone import Backbone
-from .setup import versions, weights_hash
+from ..heads.forms import weights_hash
+from .setup import running
 
 
 class Kept:
@@ -23,15 +22,11 @@ class Kept:
     """
 
     def __init__(self, backbone: Backbone) -> None:
-        cuda = backbone.device.type == "cuda"
         facts = {
             "weights": weights_hash(backbone.model),
             "config": backbone.config.to_dict(),
             "generation_config": backbone.model.generation_config.to_dict(),
-            "dtype": str(backbone.dtype),
-            "attention": getattr(backbone.config, "_attn_implementation", None),
-            "device": torch.cuda.get_device_name(backbone.device) if cuda else str(backbone.device),
-            **versions(),
+            **running(backbone),
         }
         self.sources = _sources()  # now: files that change under a running process change nothing in it
         self.folder = cache_folder() / "answers" / _hash(facts)

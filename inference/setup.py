@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from importlib import metadata
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..heads import chat
 from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
+from ..heads.forms import weights_hash
 from .drafters import DEFAULT_LOOKUP, DEFAULT_SHAPE, modules_of
 from .hybrid import Hybrid
 from .tree import Chain
@@ -25,7 +24,6 @@ def setup_of(
     Args:
         drafter: what `Generator` takes; `head` is only its name.
     """
-    cuda = backbone.device.type == "cuda"
     return {
         "backbone": backbone.name,
         "weights": backbone.fingerprint(),
@@ -34,24 +32,19 @@ def setup_of(
         "drafter_weights": " ".join(map(weights_hash, modules_of(drafter))) or None,
         "tree": _tree(drafter, tree),
         "max_new_tokens": max_new_tokens,
-        "dtype": str(backbone.dtype).removeprefix("torch."),
-        "attention": getattr(backbone.config, "_attn_implementation", None),
-        "device": torch.cuda.get_device_name(backbone.device) if cuda else str(backbone.device),
-        **versions(),
+        **running(backbone),
     }
 
 
-def versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("torch", "transformers", "headstart")}
-
-
-def weights_hash(module: nn.Module) -> str:
-    """16 hex digits of all tensors, so that a head trained again is not taken for the one before."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+def running(backbone: Backbone) -> dict[str, Any]:
+    """How and where its forwards are computed, and by which versions."""
+    cuda = backbone.device.type == "cuda"
+    return {
+        "dtype": str(backbone.dtype).removeprefix("torch."),
+        "attention": getattr(backbone.config, "_attn_implementation", None),
+        "device": torch.cuda.get_device_name(backbone.device) if cuda else str(backbone.device),
+        **{name: metadata.version(name) for name in ("torch", "transformers", "headstart")},
+    }
 
 
 def _name(drafter: Any, name: str) -> str:

@@ -32,13 +32,14 @@ from headstart.data import capture as capturing
 from headstart.data import regenerate as regenerating
 from headstart.data.capture import batches_of, capture, size_of
 from headstart.data.chats import read_chats
-from headstart.data.feature_key import Reads, settings_of, weights_hash
+from headstart.data.feature_key import Reads, settings_of
 from headstart.data.features import HEADER, FeatureCache, read_header
 from headstart.data.regenerate import RegenerateSettings
 from headstart.errors import UserError
 from headstart.files import cache_folder, write_jsonl
 from headstart.heads import chat
 from headstart.heads.backbone import Backbone, Features
+from headstart.heads.forms import weights_hash
 from headstart.heads.load import load_backbone
 from headstart.heads.methods import TRAINABLE
 from headstart.training import cached as caching
@@ -75,7 +76,7 @@ def made(
     out: Path, backbone: Backbone, rows: Rows, reads: Reads = TAPS, group: int = 64, store: Any = "auto", **more: Any
 ) -> FeatureCache:
     settings = settings_of(
-        backbone, weights_hash(backbone), rows, reads, store=store, max_length=1000, group_tokens=group
+        backbone, weights_hash(backbone.model), rows, reads, store=store, max_length=1000, group_tokens=group
     )
     capture(backbone, rows, range(len(rows)), reads, settings, out, **more)
     return FeatureCache(out, settings, dtype=backbone.dtype)
@@ -159,7 +160,7 @@ def test_the_header_says_what_it_is(tmp_path: Path) -> None:
     said = {
         "layers": 4, "width": 32, "precision": "float32", "taps": [0, 2, 4], "taps norm": "before any norm",
         "last norm": "after the final norm", "last at": "anchors", "store": "float32", "max_length": 1000,
-        "rows": rows.hash(), "weights": weights_hash(backbone),
+        "rows": rows.hash(), "weights": weights_hash(backbone.model),
     }  # fmt: skip
     header = json.loads((tmp_path / "f" / HEADER).read_text())
     assert said.items() <= header["settings"].items()
@@ -338,14 +339,14 @@ def nudged(backbone: Backbone) -> Backbone:
 def test_an_adapter_changes_the_key_and_so_does_its_switch() -> None:
     peft = pytest.importorskip("peft")
     backbone = zoo.backbone()
-    seen = [weights_hash(backbone)]
+    seen = [weights_hash(backbone.model)]
     lora = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
     model = peft.inject_adapter_in_model(lora, backbone.model)
     layers = [layer for layer in model.modules() if isinstance(layer, peft.tuners.tuners_utils.BaseTunerLayer)]
     for on in (True, False, True):
         for layer in layers:
             layer.enable_adapters(on)
-        seen.append(weights_hash(backbone))
+        seen.append(weights_hash(backbone.model))
     assert len(set(seen[:3])) == 3
     assert seen[3] == seen[1]
 
@@ -693,7 +694,7 @@ def test_restart_replaces_ours_and_nothing_else(tmp_path: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     made(out, backbone, rows)
     made(out, zoo.backbone(seed=1), rows, restart=True)
-    assert read_header(out)["settings"]["weights"] == weights_hash(zoo.backbone(seed=1))
+    assert read_header(out)["settings"]["weights"] == weights_hash(zoo.backbone(seed=1).model)
 
 
 def test_two_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.feature_key import Reads, weights_hash
+from ..data.feature_key import Reads
 from ..data.features import FeatureCache
 from ..errors import UserError, nearest
 from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
+from ..heads.forms import weights_hash
 from ..heads.layer import LayerConfig
 from ..heads.load import load_backbone
 from ..heads.methods import METHODS, TRAINABLE
@@ -102,7 +103,8 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
         raise UserError(f"lora.rank is set, and {layout.name} shards what is trained: launch without, it is small")
     dtype = precision_of(recipe, accelerator.device)
     backbone = backbone or layout.load(lambda device: _backbone(recipe, device, dtype))
-    weights = weights_hash(backbone) if recipe.data.cache is not None else ""  # while each process has all of them
+    # while each process has all of them
+    weights = weights_hash(backbone.model) if recipe.data.cache is not None else ""
     backbone.model.requires_grad_(False)
     layout.shard(backbone)
     prepared = in_turns(accelerator, lambda: prepared_rows(recipe.data, backbone))
@@ -235,6 +237,5 @@ def cache_features(recipe: Recipe, backbone: Backbone | None = None, *, restart:
     backbone = backbone or _backbone(recipe, accelerator.device, precision_of(recipe, accelerator.device))
     prepared = in_turns(accelerator, lambda: prepared_rows(recipe.data, backbone))
     reads = Reads.of(sketch_head(recipe, backbone))
-    return features_of(
-        recipe.data, backbone, weights_hash(backbone), reads, prepared, accelerator, restart=restart, thorough=True
-    )
+    weights = weights_hash(backbone.model)
+    return features_of(recipe.data, backbone, weights, reads, prepared, accelerator, restart=restart, thorough=True)
