@@ -25,6 +25,7 @@ from headstart.inference.bench import answer_plainly
 from headstart.inference.generator import Generator
 from headstart.inference.judge import Judge, Parting
 from headstart.inference.plain import decode_group
+from headstart.inference.proof import DRAWN
 from headstart.training.loop import train
 from headstart.training.recipe import Recipe
 
@@ -36,8 +37,6 @@ TREES = {
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
 """What stories260K makes of nothing; another one where the conversion is wrong, and no English."""
 STEPS = 50
-DRAWN = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-"""Draws from p itself, which is what `Judge` looks at."""
 
 
 # -- the real model --------------------------------------------------------------------------------------------------
