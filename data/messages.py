@@ -119,7 +119,7 @@ def _from_parts(parts: Sequence[Any], role: str, where: str) -> Message:
     calls: list[Message] = []
     odd: list[str] = []
     for part in parts:
-        kind = str(part.get("type") or "text") if isinstance(part, Mapping) else "text"
+        kind = _kind(part)
         value = _value(part, kind)
         if kind == "tool_result" or (role == "tool" and not isinstance(value, str)):
             texts.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
@@ -128,13 +128,17 @@ def _from_parts(parts: Sequence[Any], role: str, where: str) -> Message:
         elif isinstance(value, str) and kind in (*TEXTS, *THOUGHTS):
             (thoughts if kind in THOUGHTS else texts).append(value)
         else:
-            odd.append(str(kind))
+            odd.append(kind)
     if odd:
         raise NoChat("content is no text", f"{where} has parts {', '.join(odd)}")
     made: Message = {"content": "".join(texts)}
     if thoughts:
         made["reasoning_content"] = "".join(thoughts)
     return made | ({"tool_calls": calls} if calls else {})
+
+
+def _kind(part: Any) -> str:
+    return str(part.get("type") or "text") if isinstance(part, Mapping) else "text"
 
 
 def _value(part: Any, kind: str) -> Any:
@@ -145,8 +149,7 @@ def _value(part: Any, kind: str) -> Any:
     if kind in CALLS and "name" in part:
         return {"name": part["name"], "arguments": part.get("input", part.get("arguments", {})), "id": part.get("id")}
     if kind == "tool_result" and isinstance(named, list):
-        kinds = [str(one.get("type") or "text") if isinstance(one, Mapping) else "text" for one in named]
-        return "".join(str(_value(one, kind)) for one, kind in zip(named, kinds, strict=True))
+        return "".join(str(_value(one, _kind(one))) for one in named)
     return named
 
 
