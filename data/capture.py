@@ -31,11 +31,11 @@ from ..progress import Progress
 from . import eight_bits
 from .feature_key import Reads, Texts, difference
 from .features import HEADER, SHARD, Shard, check_settings, damaged, read_header, shards_of, told
-from .groups import locked
+from .groups import discard, locked, parts_of, read_json
 
 GROUP_TOKENS = 8192
 SETTINGS = "settings.json"
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+OURS = ("[0-9]*.safetensors", "[0-9]*.json", ".*.part", HEADER, SETTINGS)
 
 
 class World(Protocol):
@@ -93,7 +93,7 @@ def capture(
         if read_header(out) is not None:
             return
         _refuse_sharded(backbone)
-        parts = _parts(out)
+        parts = parts_of(out)
         missing = [group for group in range(len(groups)) if not _noted(parts, group)]
         if first:
             sizes = _tell_sizes(rows, groups, missing, reads, settings, out)
@@ -198,7 +198,7 @@ def _stored(name: str, states: Tensor, number: int, store: str) -> dict[str, Ten
 def size_of(rows: Texts, group: Sequence[int], reads: Reads, settings: Mapping[str, Any]) -> int:
     """Bytes of the shard of a group."""
     store, width = settings["store"], settings["width"]
-    state = eight_bits.size(width) if store == "int8" else _BYTES[store] * width
+    state = eight_bits.size(width) if store == "int8" else getattr(torch, store).itemsize * width
     total = 4096  # about what the shard says of itself
     for row in group:
         ids, mask = rows[row]
@@ -260,12 +260,12 @@ def _whole(out: Path, settings: Mapping[str, Any], thorough: bool) -> bool:
 
 
 def _open_parts(out: Path, settings: Mapping[str, Any], thorough: bool, restart: bool) -> None:
-    parts = _parts(out)
+    parts = parts_of(out)
     if restart:
-        _discard(parts)
+        discard(parts, OURS)
         if read_header(out) is not None:
             os.replace(out, parts)
-            _discard(parts)
+            discard(parts, OURS)
     if (parts / HEADER).is_file():  # killed between the header and the new name, or while it was taken apart
         _take_apart(parts, thorough=True)
     elif read_header(out) is not None:
@@ -275,7 +275,7 @@ def _open_parts(out: Path, settings: Mapping[str, Any], thorough: bool, restart:
         _take_apart(parts, thorough)
     before = _settings_there(parts)
     if before is None:
-        _discard(parts)  # half-made
+        discard(parts, OURS)  # half-made
         write_whole(parts / SETTINGS, json.dumps(settings, indent=1) + "\n")
     elif change := difference(before, settings):
         raise UserError(
@@ -314,21 +314,6 @@ def _finish(parts: Path, out: Path, settings: Mapping[str, Any], name: str, grou
     os.replace(parts, out)
 
 
-def _discard(parts: Path) -> None:
-    """Remove the folder: our own files only."""
-    if not parts.exists():
-        return
-    ours = ("[0-9]*.safetensors", "[0-9]*.json", ".*.part", HEADER, SETTINGS)
-    for path in [path for pattern in ours for path in parts.glob(pattern)]:
-        path.unlink(missing_ok=True)
-    try:
-        parts.rmdir()
-    except OSError as error:
-        raise UserError(
-            f"{parts}: holds files that this command did not write ({error.strerror}); move them away"
-        ) from None
-
-
 def _settings_there(parts: Path) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads((parts / SETTINGS).read_text(encoding="utf-8"))
@@ -337,17 +322,10 @@ def _settings_there(parts: Path) -> dict[str, Any] | None:
         return None
 
 
-def _noted(parts: Path, group: int) -> dict[str, Any] | None:
-    try:
-        note: dict[str, Any] = json.loads(_note(parts, group).read_text(encoding="utf-8"))
-        return note
-    except FileNotFoundError:
-        return None
+def _noted(parts: Path, group: int) -> Any:
+    """What was noted of the shard of a group; None if nothing was."""
+    return read_json(_note(parts, group))
 
 
 def _note(parts: Path, group: int) -> Path:
     return parts / SHARD.format(group).replace(".safetensors", ".json")
-
-
-def _parts(out: Path) -> Path:
-    return out.with_name(out.name + ".parts")

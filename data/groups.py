@@ -18,7 +18,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ from ..files import file_hash, read_jsonl, text_hash, write_jsonl, write_whole
 Inputs = TypeVar("Inputs")
 Row = dict[str, Any]
 
+OURS = ("[0-9]*.jsonl", ".*.part", "settings.json")
+
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
     """Twelve hex digits that stand for `settings` (JSON values; the order of the keys does not matter)."""
@@ -37,13 +39,13 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
 
 def finished(out: Path, settings: Mapping[str, Any]) -> bool:
     """Whether `out` is there, whole and unchanged, and was made with exactly these settings."""
-    record = _read_json(_record(out))
+    record = read_json(_record(out))
     return record is not None and out.is_file() and _record_of(out, settings).items() <= record.items()
 
 
 def earlier(out: Path) -> int:
     """How many groups an interrupted run has left (ask inside `run_groups`): they are read, not computed."""
-    return sum(1 for _ in _parts(out).glob("[0-9]*.jsonl"))
+    return sum(1 for _ in parts_of(out).glob("[0-9]*.jsonl"))
 
 
 @contextmanager
@@ -78,16 +80,16 @@ def run_groups(
         UserError: another process is at work on `out`; an unfinished run with other settings is there; `out` exists
             and is no result of these settings.
     """
-    parts = _parts(out)
+    parts = parts_of(out)
     with locked(out):
         if restart:
-            _discard(parts)
+            discard(parts)
         _open_parts(out, parts, settings, restart)
         yield _results(parts, groups, work)
         assert out.is_file(), f"the block of run_groups has to write {out}"
         record = _record_of(out, settings) | ({"notes": notes} if notes else {})
         write_whole(_record(out), json.dumps(record, indent=1) + "\n")
-        _discard(parts)
+        discard(parts)
 
 
 def _results(parts: Path, groups: Iterable[Inputs], work: Callable[[int, Inputs], list[Row]]) -> Iterator[list[Row]]:
@@ -100,14 +102,14 @@ def _results(parts: Path, groups: Iterable[Inputs], work: Callable[[int, Inputs]
 
 def _open_parts(out: Path, parts: Path, settings: Mapping[str, Any], restart: bool) -> None:
     """Make the folder of parts, or check that the one there belongs to these settings."""
-    before = _read_json(parts / "settings.json")
+    before = read_json(parts / "settings.json")
     if before is None:
         if out.exists() and not restart and not finished(out, settings):
             raise UserError(_occupied(out, settings))
-        _discard(parts)  # half-made
+        discard(parts)  # half-made
         write_whole(parts / "settings.json", json.dumps(settings, indent=1, sort_keys=True) + "\n")
     elif (change := _difference(before, settings)) and not earlier(out):
-        _discard(parts)  # it ended before its first group was done, over a wrong name, perhaps
+        discard(parts)  # it ended before its first group was done, over a wrong name, perhaps
         _open_parts(out, parts, settings, restart)
     elif change:
         raise UserError(
@@ -116,12 +118,12 @@ def _open_parts(out: Path, parts: Path, settings: Mapping[str, Any], restart: bo
         )
 
 
-def _discard(parts: Path) -> None:
-    """Remove the folder of parts: our own files only, the settings last, so that no group is ever left without them."""
+def discard(parts: Path, ours: Sequence[str] = OURS) -> None:
+    """Remove a folder of parts: our own files only, in the order of these patterns. The settings go last, so that no
+    group is ever left without them."""
     if not parts.exists():
         return
-    ours = [*parts.glob("[0-9]*.jsonl"), *parts.glob(".*.part"), parts / "settings.json"]
-    for path in ours:
+    for path in [path for pattern in ours for path in parts.glob(pattern)]:
         path.unlink(missing_ok=True)
     try:
         parts.rmdir()
@@ -132,7 +134,7 @@ def _discard(parts: Path) -> None:
 
 
 def _occupied(out: Path, settings: Mapping[str, Any]) -> str:
-    record = _read_json(_record(out))
+    record = read_json(_record(out))
     if record is None:
         why = "exists already and was not made by this command"
     elif change := _difference(record["settings"], settings):
@@ -153,7 +155,8 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     )
 
 
-def _parts(out: Path) -> Path:
+def parts_of(out: Path) -> Path:
+    """The folder of parts of `out`."""
     return out.with_name(out.name + ".parts")
 
 
@@ -165,7 +168,7 @@ def _record_of(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"settings": json.loads(json.dumps(settings)), "sha256": file_hash(out)}
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     """The JSON value in `path`; None if there is no such file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
