@@ -18,6 +18,7 @@ from headstart.heads.load import load_backbone
 from headstart.heads.methods import METHODS
 from headstart.inference import proof as module
 from headstart.inference.generator import Generator, Output
+from headstart.inference.kept import Kept
 from headstart.inference.proof import ProofSettings, prove, told
 from headstart.inference.suite import Question, question, read_suite
 
@@ -52,6 +53,16 @@ def test_both_comparisons_over_all_turns(cache: Path) -> None:
     assert "greedy: 5 of 5 answers to 4 questions" in text
     assert "drawn: 3 of 3 answers to 2 questions" in text
     assert text.endswith("\nverdict: equal")
+
+
+def test_kept_answers_are_those_of_one_switch_of_an_adapter(cache: Path) -> None:
+    backbone, seen = zoo.backbone(), []
+    layer = backbone.model.model.layers[0].mlp
+    layer.active_adapters = ["default"]  # as peft's layers say it
+    for off in (False, True, False):
+        layer.disable_adapters = off
+        seen.append(Kept(backbone).folder)
+    assert seen[0] == seen[2] != seen[1]
 
 
 def test_without_draws_and_with_fewer_questions(cache: Path) -> None:
