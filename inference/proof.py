@@ -137,9 +137,10 @@ def prove(backbone: Backbone, drafter: Any, questions: Sequence[Question], setti
         UserError: a question cannot be asked, the head belongs to another backbone, or the file holds rows of other
             settings (both values are named) or is in use.
     """
-    jobs = _jobs(choose(questions, settings.every, settings.limit), settings)
-    for job in jobs:  # whatever is wrong with one is told before any work
-        encode(backbone, job.question, job.question.turns[0], settings.raw)
+    chosen = choose(questions, settings.every, settings.limit)
+    for question in chosen:  # whatever is wrong with one is told before any work
+        encode(backbone, question, question.turns[0], settings.raw)
+    jobs = _jobs(chosen, settings)
     proof = Proof(backbone, drafter, settings)
     asked = {name: getattr(settings, name) for name in ("head", "tree", "max_new_tokens", "raw")}
     with _opened(settings, {**setup_of(backbone, drafter, **asked), "seed": settings.seed}) as store:
