@@ -161,6 +161,21 @@ def test_a_step_is_found_in_its_epoch():
     assert [len(batches.rows_of(step)) for step in range(6)] == [4, 4, 2, 4, 4, 2]
 
 
+@pytest.mark.parametrize("settings", [BatchSettings(rows=4), BatchSettings(tokens=100)], ids=["rows", "tokens"])
+def test_a_late_step_is_found_without_dealing_out_all_epochs_again(settings, monkeypatch):
+    """Of 300 epochs: each is dealt out at most once, however many steps are asked for."""
+    dealt, plain = [], Batches._plan
+    monkeypatch.setattr(Batches, "_plan", lambda self, epoch: dealt.append(epoch) or plain(self, epoch))
+    batches = Batches(rows_of(lengths(10)), settings, seed=0)
+    last = batches.steps(300) - 1
+    counted = len(dealt)
+    assert batches.place(last)[0] == 299
+    for step in range(last - 4, last + 1):
+        assert batches.rows_of(step)
+    assert counted <= 300
+    assert len(dealt) - counted <= 5
+
+
 def test_steps_by_tokens_reach_what_was_asked_for():
     rows = rows_of(lengths(50))
     steps = Batches(rows, BatchSettings(tokens=100), seed=0).plan(0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import count
 from typing import Any, Self
 
@@ -192,6 +192,7 @@ class Batches:
         self.rows, self.settings, self.seed, self.rank, self.world = rows, settings, seed, rank, world
         self.lengths = rows.lengths
         self.plan = lru_cache(maxsize=2)(self._plan)
+        self.size = cache(self._size)
 
     def _plan(self, epoch: int) -> list[list[int]]:
         """The rows of each step of an epoch: every row once."""
@@ -212,12 +213,18 @@ class Batches:
 
     def steps(self, epochs: int) -> int:
         """Optimizer steps of so many epochs; the last one of an epoch may be short."""
-        return sum(len(self.plan(epoch)) for epoch in range(epochs))
+        return sum(self.size(epoch) for epoch in range(epochs))
+
+    def _size(self, epoch: int) -> int:
+        """Steps of an epoch; by tokens it has to be dealt out to know, but only once."""
+        if self.settings.tokens is None:
+            return -(-len(self.rows) // self.settings.rows)
+        return len(self.plan(epoch))
 
     def place(self, step: int) -> tuple[int, int]:
         """The epoch of a step (both from 0), and its number in it."""
         for epoch in count():
-            steps = len(self.plan(epoch))
+            steps = self.size(epoch)
             if step < steps:
                 return epoch, step
             step -= steps
