@@ -235,21 +235,23 @@ class Batches:
         epoch, number = self.place(step)
         return self.plan(epoch)[number]
 
+    def _order(self, step: int) -> list[int]:
+        """The rows of a step as they are dealt out to processes, the longest first."""
+        return sorted(self.rows_of(step), key=lambda row: (-self.lengths[row], row))
+
     def groups(self, step: int) -> list[list[int]]:
         """The rows of each forward of a step on this process, the longest first."""
-        order = sorted(self.rows_of(step), key=lambda row: (-self.lengths[row], row))
-        return grouped(self.rows, order[self.rank :: self.world], self.settings)
+        return grouped(self.rows, self._order(step)[self.rank :: self.world], self.settings)
 
     def forwards(self, step: int) -> list[Batch]:
         """The batches of a step on this process; one without anything supervised if no row is left for it."""
-        order = sorted(self.rows_of(step), key=lambda row: (-self.lengths[row], row))
-        mine = order[self.rank :: self.world]
-        if not mine:
-            idle = collate(self.rows, order[-1:])
+        groups = self.groups(step)
+        if not groups:
+            idle = collate(self.rows, self._order(step)[-1:])
             idle.mask.zero_()
             idle.tokens = 0
             return [idle]
-        return list(forwards(self.rows, mine, self.settings))
+        return [collate(self.rows, group, pack=self.settings.pack) for group in groups]
 
 
 def forwards(rows: Rows, order: Sequence[int], settings: BatchSettings) -> list[Batch]:
