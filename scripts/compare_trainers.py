@@ -29,7 +29,7 @@ from headstart.heads.eagle3 import Eagle3, default_taps
 from headstart.heads.format import load_head
 from headstart.heads.load import load_backbone
 from headstart.heads.vocab import DraftVocab
-from headstart.training.batches import Rows, forwards, split
+from headstart.training.batches import Rows, forwards
 from headstart.training.evaluate import count
 from headstart.training.objective import Objective
 from headstart.training.recipe import BatchSettings, LossSettings
@@ -62,11 +62,10 @@ def make(folder: Path, rows: int) -> None:
     save_maps(folder, vocab)
     save_backbone(folder / "backbone", backbone)
     save_features(folder, backbone, trained)
-    supervised = sum(int(trained[row][1].sum()) for row in range(len(trained)))
     facts = {
         "rows": len(trained),
         "tokens": int(trained.lengths.sum()),
-        "supervised": supervised,
+        "supervised": int(trained.supervised.sum()),
         "held_out": len(held_out),
     }
     (folder / "facts.json").write_text(json.dumps(facts))
@@ -88,9 +87,7 @@ def chats(rows: int) -> list[dict[str, Any]]:
 
 def parts(folder: Path, tokenizer: Any) -> tuple[Rows, Rows]:
     """Rows trained on and held out, as a recipe with this share splits them."""
-    prepared = Rows.of(load_prepared(folder / "rows", tokenizer))
-    trained, held_out = (prepared.select(part).trimmed(LENGTH) for part in split(prepared.keys, HELD_OUT))
-    return trained, held_out
+    return Rows.of(load_prepared(folder / "rows", tokenizer)).parted(HELD_OUT, LENGTH)
 
 
 def save_maps(folder: Path, vocab: DraftVocab) -> None:

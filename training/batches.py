@@ -128,6 +128,17 @@ class Rows:
     def lengths(self) -> Array:
         return self.stops - self.starts
 
+    @property
+    def supervised(self) -> Array:
+        """(rows,) supervised tokens of each."""
+        sums = np.concatenate(([0], np.cumsum(self.mask)))
+        return sums[self.stops] - sums[self.starts]
+
+    def parted(self, held_out: float, max_length: int) -> tuple[Rows, Rows]:
+        """Rows to train on and rows held out, by `split`, each `trimmed`."""
+        trained, held = (self.select(part).trimmed(max_length) for part in split(self.keys, held_out))
+        return trained, held
+
     def select(self, rows: Iterable[int]) -> Rows:
         rows = np.array(list(rows), dtype=np.int64)
         keys, places = ([names[row] for row in rows] for names in (self.keys, self.places))

@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..heads.base import DraftHead
 from ..heads.prune import prune
 from ..heads.vocab import DraftVocab
-from .batches import Rows, split
+from .batches import Rows
 from .recipe import DataSettings
 from .rows import prepared_rows
 
@@ -65,8 +65,7 @@ class Coverage:
         """
         data = DataSettings(train=settings.input, max_length=settings.max_length, held_out=settings.held_out)
         prepared = prepared_rows(data, tokenizer)
-        parts = (prepared.select(part).trimmed(data.max_length) for part in split(prepared.keys, data.held_out))
-        return cls(*(_counts(rows, len(tokenizer)) for rows in parts))
+        return cls(*(_counts(rows, len(tokenizer)) for rows in prepared.parted(data.held_out, data.max_length)))
 
     def vocab(self, size: int) -> DraftVocab:
         """The draft vocabulary of this size, as training counts it."""

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from ..data.capture import GROUP_TOKENS, batches_of, size_of
@@ -27,7 +26,7 @@ from ..heads.backbone import Backbone
 from ..heads.format import load_head
 from ..heads.load import sketch_backbone
 from ..progress import duration
-from .batches import Batches, Rows, anchors, collate, split
+from .batches import Batches, Rows, anchors, collate
 from .lora import adapt
 from .memory import LAYOUTS, Shape, free_bytes, head_bytes, moment_bytes, parts, resident
 from .objective import DEPTHS
@@ -141,7 +140,7 @@ def plan(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sketch = backbone or sketch_backbone(recipe.backbone, revision=recipe.revision)
     prepared = prepared_rows(recipe.data, sketch)
-    rows = prepared.select(split(prepared.keys, recipe.data.held_out)[0]).trimmed(recipe.data.max_length)
+    rows, _ = prepared.parted(recipe.data.held_out, recipe.data.max_length)
     libraries = resident() if device.type == "cpu" else 0.0
     shape = _shape(recipe, sketch, rows, device, settings)
     batches = Batches(rows, recipe.batch, recipe.seed, world=settings.processes)
@@ -182,8 +181,7 @@ def _shape(recipe: Recipe, sketch: Backbone, rows: Rows, device: torch.device, s
 def _largest(recipe: Recipe, rows: Rows, depths: int, world: int) -> tuple[int, list[int]]:
     """The most positions of a forward, and the most anchors, by depth; of different forwards perhaps."""
     batches = Batches(rows, recipe.batch, recipe.seed, world=world)
-    lengths, sums = batches.lengths, np.concatenate(([0], np.cumsum(rows.mask)))
-    supervised = sums[rows.stops] - sums[rows.starts]
+    lengths, supervised = batches.lengths, rows.supervised
     most, widest, fullest = 0, 0, list[int]()
     for step in range(min(LOOKED_AT, recipe.optim.max_steps or LOOKED_AT, batches.steps(1))):
         for group in batches.groups(step):

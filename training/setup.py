@@ -27,7 +27,7 @@ from ..heads.methods import METHODS, TRAINABLE
 from ..heads.vocab import DraftVocab
 from ..inference.tree import parse_shape
 from ..settings import build
-from .batches import Batches, Rows, split
+from .batches import Batches, Rows
 from .cached import features_of
 from .layout import Layout
 from .objective import Objective
@@ -108,8 +108,7 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     backbone.model.requires_grad_(False)
     layout.shard(backbone)
     prepared = in_turns(accelerator, lambda: prepared_rows(recipe.data, backbone))
-    trained, held = split(prepared.keys, recipe.data.held_out)
-    rows, held_out = (prepared.select(part).trimmed(recipe.data.max_length) for part in (trained, held))
+    rows, held_out = prepared.parted(recipe.data.held_out, recipe.data.max_length)
     batches = Batches(rows, recipe.batch, recipe.seed, rank=accelerator.process_index, world=accelerator.num_processes)
     head = first_head(recipe, method, backbone, rows)
     if recipe.data.cache is not None:

@@ -42,9 +42,8 @@ def check(
     seconds = min(timed(setup, batches, step) for step in range(STEPS))
     steps, padded = setup.schedule.steps, sum(batch.ids.numel() for batch in batches)
     tokens = sum(batch.tokens for batch in batches)
-    rows, total = setup.rows, recipe.optim.max_minutes and 60 * recipe.optim.max_minutes
-    supervised = sum(int(rows[row][1].sum()) for row in range(len(rows))) / int(rows.lengths.sum())
-    expected = min(steps * seconds, total or float("inf"))
+    rows, minutes = setup.rows, recipe.optim.max_minutes
+    supervised = int(rows.supervised.sum()) / int(rows.lengths.sum())
     return {
         "method": f"{recipe.method} for {setup.backbone.name}, {setup.objective.depths} depths",
         "trainable parameters": f"{sum(one.numel() for one in setup.parameters):,}",
@@ -52,11 +51,11 @@ def check(
         "precision": f"backbone {_name(setup.backbone.dtype)}, head fp32, products {_products(setup)}",
         "rows": f"{len(rows):,} trained on, {len(setup.held_out):,} held out, {setup.dropped:,} without supervision",
         "tokens": f"{int(rows.lengths.sum()):,}, {100 * supervised:.1f}% of them supervised",
-        "steps": f"{steps:,}" + (f" at most, {recipe.optim.max_minutes:g} minutes" if total else ""),
+        "steps": f"{steps:,}" + (f" at most, {minutes:g} minutes" if minutes else ""),
         "first step": f"{tokens:,} tokens in {len(batches)} forwards, {100 * (1 - tokens / padded):.0f}% padding",
         "memory": f"{memory(setup.accelerator.device):.2f} GiB at most so far",
         "seconds a step": f"{seconds:.2f} ({tokens / seconds:,.0f} tokens/s)",
-        "expected time": f"{duration(expected)}, without evaluation",
+        "expected time": f"{duration(min(steps * seconds, setup.schedule.seconds))}, without evaluation",
     }
 
 
