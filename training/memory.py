@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
 from .log import memory
+from .optimizer import by_muon
 from .recipe import Recipe
 from .summed import CHUNK, ELSEWHERE
 
@@ -82,14 +82,10 @@ def head_bytes(shape: Shape) -> float:
 def moment_bytes(shape: Shape) -> float:
     """The optimizer's state, whole: two averages of a trained number, or one for what Muon moves."""
     return sum(
-        4.0 * one.numel() * (1 if _by_muon(shape.recipe, name, one) else 2)
+        4.0 * one.numel() * (1 if by_muon(shape.recipe.optim, name, one) else 2)
         for name, one in shape.head.named_parameters()
         if one.requires_grad
     )
-
-
-def _by_muon(recipe: Recipe, name: str, weight: nn.Parameter) -> bool:
-    return recipe.optim.name == "muon" and weight.ndim == 2 and not name.startswith("lm_head")
 
 
 def _kept(shape: Shape) -> dict[str, float]:

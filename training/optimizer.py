@@ -26,11 +26,16 @@ def build_optimizer(head: DraftHead, settings: OptimSettings) -> Optimizer:
         UserError: the installed torch has no Muon.
     """
     named = [(name, one) for name, one in head.named_parameters() if one.requires_grad]
+    inner = [one for name, one in named if by_muon(settings, name, one)]
+    others = [one for name, one in named if not by_muon(settings, name, one)]
     if settings.name == "adamw":
-        return _adamw([one for _, one in named], settings)
-    inner = [one for name, one in named if one.ndim == 2 and not name.startswith("lm_head")]
-    others = [one for _, one in named if not any(one is other for other in inner)]
+        return _adamw(others, settings)
     return Joint(_muon(inner, settings), _adamw(others, settings))
+
+
+def by_muon(settings: OptimSettings, name: str, weight: nn.Parameter) -> bool:
+    """Does Muon move this weight of a head? It moves inner matrices, if it is asked for."""
+    return settings.name == "muon" and weight.ndim == 2 and not name.startswith("lm_head")
 
 
 class Joint(Optimizer):
