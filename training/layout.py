@@ -51,7 +51,7 @@ class Layout:
             raise UserError(
                 f"device_map is {recipe.device_map}: one process spreads the backbone over all GPUs, and "
                 f"{self.accelerator.num_processes} would take the same ones; start one process (headstart train), or "
-                "shard it over the processes with configs/deepspeed-zero3.yaml or configs/fsdp.yaml"
+                "shard it over the processes with configs/accelerate-zero3.json or configs/accelerate-fsdp.json"
             )
 
     def load(self, load: Callable[[torch.device | None], Backbone]) -> Backbone:
