@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ..errors import UserError
 from ..heads.backbone import Backbone
 from .layout import Layout
 from .objective import Objective, Result
@@ -36,13 +35,7 @@ class FsdpLayout(Layout):
         self.mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
 
     def check(self, recipe: Recipe) -> None:
-        if recipe.optim.name != "adamw":
-            raise UserError(
-                f"optim.name is {recipe.optim.name}, which moves whole matrices, and FSDP leaves each process a piece "
-                "of each: set optim.name=adamw, or launch without FSDP"
-            )
-        if recipe.device_map:
-            raise UserError(f"device_map is {recipe.device_map}, and FSDP spreads the backbone its own way")
+        self.check_in_pieces(recipe, "FSDP")
 
     def load(self, load: Callable[[torch.device | None], Backbone]) -> Backbone:
         return load(None)  # in the memory of the host; layers move to the device one by one, a shard of each

@@ -54,6 +54,25 @@ class Layout:
                 "shard it over the processes with configs/accelerate-zero3.json or configs/accelerate-fsdp.json"
             )
 
+    def check_in_pieces(self, recipe: Recipe, tool: str) -> None:
+        """Refuse what no layout can do that leaves each process a piece of what is trained.
+
+        Args:
+            tool: what cuts it.
+
+        Raises:
+            UserError: names the setting.
+        """
+        if recipe.optim.name != "adamw":
+            raise UserError(
+                f"optim.name is {recipe.optim.name}, which moves whole matrices, and {self.name} leaves each process a "
+                f"piece of all of them: set optim.name=adamw, or launch without {tool}"
+            )
+        if recipe.device_map:
+            raise UserError(f"device_map is {recipe.device_map}, and {self.name} spreads the backbone its own way")
+        if recipe.lora.rank is not None:
+            raise UserError(f"lora.rank is set, and {self.name} shards what is trained: launch without, it is small")
+
     def load(self, load: Callable[[torch.device | None], Backbone]) -> Backbone:
         """The backbone, by a function of the device. On all processes."""
         return load(self.accelerator.device)

@@ -99,8 +99,6 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     accelerator = _accelerator(recipe)
     layout = layout_of(accelerator)
     layout.check(recipe)
-    if recipe.lora.rank is not None and type(layout) is not Layout:
-        raise UserError(f"lora.rank is set, and {layout.name} shards what is trained: launch without, it is small")
     dtype = precision_of(recipe, accelerator.device)
     backbone = backbone or layout.load(lambda device: _backbone(recipe, device, dtype))
     # while each process has all of them

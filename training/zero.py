@@ -39,13 +39,7 @@ class ZeroLayout(Layout):
         self.name = f"DeepSpeed ZeRO, stage {self.stage}"
 
     def check(self, recipe: Recipe) -> None:
-        if recipe.optim.name != "adamw":
-            raise UserError(
-                f"optim.name is {recipe.optim.name}, which moves whole matrices, and {self.name} leaves each process a "
-                "piece of all of them: set optim.name=adamw, or launch without DeepSpeed"
-            )
-        if recipe.device_map:
-            raise UserError(f"device_map is {recipe.device_map}, and {self.name} spreads the backbone its own way")
+        self.check_in_pieces(recipe, "DeepSpeed")
         if recipe.data.cache is not None and self.sharded:
             raise UserError(
                 f"data.cache is {recipe.data.cache}, and in stage 3 no process has all weights, by which features are "
