@@ -13,10 +13,7 @@
 #
 # ACCELERATE   the accelerate to start with (that of .venv, else the one on the path)
 set -euo pipefail
-scripts=$(cd "$(dirname "$0")" && pwd)
-configs=$(dirname "$scripts")/configs
-
-fail() { echo "launch_node: $*; see $0 --help" >&2; exit 2; }
+. "$(dirname "$0")/launch_common.sh"
 
 config='' processes='' port=0 cpu='' dry='' check=()
 while [ $# -gt 0 ]; do
@@ -38,32 +35,11 @@ done
 [ $# -gt 0 ] || fail "a recipe is missing"
 [[ $port =~ ^[0-9]+$ ]] || fail "--port is $port, no number"
 
-if [ -z "$processes" ]; then
-  if [ "$cpu" ]; then processes=2; else processes=$( (nvidia-smi -L 2>/dev/null || true) | grep -c . || true); fi
-fi
-[[ $processes =~ ^[1-9][0-9]*$ ]] || fail "no GPU was found (processes: $processes); name a number with --processes, or try --cpu"
+count_processes 2
 if [ -z "$config" ]; then
   if [ "$processes" = 1 ]; then config=gpu; else config=gpus; fi
 fi
-file=$config
-[ -f "$file" ] || file=$configs/accelerate-$config.json
-[ -f "$file" ] || fail "no config $config in $configs, and no such file"
-
-accelerate=${ACCELERATE:-$(dirname "$scripts")/.venv/bin/accelerate}
-[ -x "$accelerate" ] || accelerate=accelerate
-threads=${OMP_NUM_THREADS:-1} environment=()
-if [ "$cpu" ]; then
-  # DeepSpeed has a switch of its own, and accelerate forgets DeepSpeed where it is told of the processor
-  environment=(ACCELERATE_USE_CPU=true "OMP_NUM_THREADS=$threads")
-  if grep -qi deepspeed "$file"; then environment=(DS_ACCELERATOR=cpu "OMP_NUM_THREADS=$threads"); fi
-fi
-command=("$accelerate" launch --config_file "$file" --num_processes "$processes" --num_cpu_threads_per_process "$threads")
-[ "$processes" = 1 ] || command+=(--main_process_port "$port")
-[ -z "$cpu" ] || [ "$processes" != 1 ] || [ "$config" != gpu ] || command+=(--cpu)
-command+=(-m headstart train "$@" ${check[@]+"${check[@]}"})
-if [ "$dry" ]; then
-  printf '%q ' ${environment[@]+"${environment[@]}"} "${command[@]}"
-  echo
-  exit
-fi
-exec env ${environment[@]+"${environment[@]}"} "${command[@]}"
+options=(--num_processes "$processes" --num_cpu_threads_per_process "$threads")
+[ "$processes" = 1 ] || options+=(--main_process_port "$port")
+[ -z "$cpu" ] || [ "$processes" != 1 ] || [ "$config" != gpu ] || options+=(--cpu)
+launch "${options[@]}" -m headstart train "$@" ${check[@]+"${check[@]}"}

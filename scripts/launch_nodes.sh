@@ -17,10 +17,7 @@
 #
 # ACCELERATE   the accelerate to start with (that of .venv, else the one on the path)
 set -euo pipefail
-scripts=$(cd "$(dirname "$0")" && pwd)
-configs=$(dirname "$scripts")/configs
-
-fail() { echo "launch_nodes: $*; see $0 --help" >&2; exit 2; }
+. "$(dirname "$0")/launch_common.sh"
 
 nodes=2 rank=${SLURM_NODEID:-0} address=127.0.0.1 port=29500 config=nodes processes='' cpu='' dry='' check=()
 while [ $# -gt 0 ]; do
@@ -44,28 +41,7 @@ done
 [[ $rank =~ ^[0-9]+$ && $rank -lt $nodes ]] || fail "--rank is $rank; 0 to $((nodes - 1)) of $nodes machines"
 [[ $port =~ ^[1-9][0-9]*$ ]] || fail "--port is $port, no port"
 
-if [ -z "$processes" ]; then
-  if [ "$cpu" ]; then processes=1; else processes=$( (nvidia-smi -L 2>/dev/null || true) | grep -c . || true); fi
-fi
-[[ $processes =~ ^[1-9][0-9]*$ ]] || fail "no GPU was found (processes: $processes); name a number with --processes, or try --cpu"
-file=$config
-[ -f "$file" ] || file=$configs/accelerate-$config.json
-[ -f "$file" ] || fail "no config $config in $configs, and no such file"
-
-accelerate=${ACCELERATE:-$(dirname "$scripts")/.venv/bin/accelerate}
-[ -x "$accelerate" ] || accelerate=accelerate
-threads=${OMP_NUM_THREADS:-1} environment=()
-if [ "$cpu" ]; then
-  # DeepSpeed has a switch of its own, and accelerate forgets DeepSpeed where it is told of the processor
-  environment=(ACCELERATE_USE_CPU=true "OMP_NUM_THREADS=$threads")
-  if grep -qi deepspeed "$file"; then environment=(DS_ACCELERATOR=cpu "OMP_NUM_THREADS=$threads"); fi
-fi
-command=("$accelerate" launch --config_file "$file" --num_machines "$nodes" --machine_rank "$rank"
-  --main_process_ip "$address" --main_process_port "$port" --num_processes $((nodes * processes))
-  --num_cpu_threads_per_process "$threads" -m headstart train "$@" ${check[@]+"${check[@]}"})
-if [ "$dry" ]; then
-  printf '%q ' ${environment[@]+"${environment[@]}"} "${command[@]}"
-  echo
-  exit
-fi
-exec env ${environment[@]+"${environment[@]}"} "${command[@]}"
+count_processes 1
+launch --num_machines "$nodes" --machine_rank "$rank" --main_process_ip "$address" --main_process_port "$port" \
+  --num_processes $((nodes * processes)) --num_cpu_threads_per_process "$threads" \
+  -m headstart train "$@" ${check[@]+"${check[@]}"}

@@ -13,9 +13,7 @@
 # --sbatch OPTION  an option of your own for sbatch, such as --sbatch --partition=gpu; may be repeated
 # --dry-run        print the command, and submit nothing
 set -euo pipefail
-scripts=$(cd "$(dirname "$0")" && pwd)
-
-fail() { echo "launch_slurm: $*; see $0 --help" >&2; exit 2; }
+. "$(dirname "$0")/launch_common.sh"
 
 nodes=2 processes=8 config='' port=29500 time=24:00:00 name=headstart dry='' own=()
 while [ $# -gt 0 ]; do
