@@ -19,6 +19,7 @@ from headstart.training import checkpoints
 from headstart.training.layout import Layout
 from headstart.training.loop import train
 from headstart.training.recipe import load_recipe
+from headstart.training.setup import cache_features
 
 LAYOUTS = {
     "gpus": "whole on each process",
@@ -153,6 +154,19 @@ def test_a_sharded_backbone_is_whole_where_it_has_to_be_and_nobody_waits(config,
     script = Path(__file__).with_name("shards.py")
     with Launch(tmp_path, [*command, script, path, f"run={tmp_path / 'run'}"], **more) as launch:
         assert launch.succeed().count("all well") == 2
+
+
+@pytest.mark.slow
+def test_a_sharded_backbone_is_not_asked_where_features_are_cached(rows, tmp_path):
+    """Forwards that fill up a step are no exception: the others would read, and not join in."""
+    launches.backbone(tmp_path / "backbone")
+    cached = {"data__cache": str(tmp_path / "features"), "optim__max_steps": 6, "evaluate__every": None}
+    path = launches.recipe(tmp_path, rows, "eagle3", **cached)
+    cache_features(load_recipe(path))
+    alone = launches.alone(path, tmp_path / "alone", {})
+    with Launch(tmp_path, "launch_node.sh", "--cpu", "--config", "fsdp", path) as launch:
+        launch.succeed()
+    launches.assert_same(tmp_path / "run", alone)
 
 
 @pytest.mark.slow

@@ -154,6 +154,17 @@ def test_the_teacher_is_rebuilt_from_it(tmp_path: Path) -> None:
     assert (bare - expected).abs().max() > 1e-2  # normed twice is something else
 
 
+def test_a_blank_forward_reads_what_is_stored_too(tmp_path: Path) -> None:
+    """A sharded backbone would be asked by one process alone."""
+    backbone, rows = zoo.backbone(), texts()
+    batch = collate(cached(rows, made(tmp_path / "f", backbone, rows)), [1, 3])
+    blank = batch.blank()
+    assert (blank.ids.tolist(), blank.rows, blank.tokens) == (batch.ids[-1:].tolist(), [3], 0)
+    assert not blank.mask.any()
+    assert blank.cached is not None
+    assert torch.equal(blank.cached().last, batch.cached().last[-1:])
+
+
 def test_the_header_says_what_it_is(tmp_path: Path) -> None:
     backbone, rows = zoo.backbone(), texts()
     cache = made(tmp_path / "f", backbone, rows)

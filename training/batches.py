@@ -47,6 +47,12 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         return replace(self, ids=self.ids.to(device), mask=self.mask.to(device))
 
+    def blank(self) -> Batch:
+        """Its last row with nothing supervised: a forward that others wait for, of features from the same place."""
+        last, read = slice(-1, None), self.cached
+        cached = None if read is None else lambda: read()[last]
+        return Batch(self.ids[last], torch.zeros_like(self.mask[last]), self.rows[last], 0, cached)
+
 
 def anchors(mask: Tensor, depths: int) -> list[Tensor]:
     """For each depth d the anchors (M_d,) int64, ascending, b * T + t.
@@ -258,10 +264,7 @@ class Batches:
         """The batches of a step on this process; one without anything supervised if no row is left for it."""
         groups = self.groups(step)
         if not groups:
-            idle = collate(self.rows, self._order(step)[-1:])
-            idle.mask.zero_()
-            idle.tokens = 0
-            return [idle]
+            return [collate(self.rows, self._order(step)[-1:]).blank()]
         return [collate(self.rows, group, pack=self.settings.pack) for group in groups]
 
 

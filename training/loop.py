@@ -226,8 +226,7 @@ def agree(
     own = torch.tensor([seconds if accelerator.is_main_process else 0.0, float(stop)])
     agreed = accelerator.reduce(torch.cat((own, counts, forwards)).to(accelerator.device), "sum").cpu()
     most = int(agreed[2 + objective.depths :].max()) if setup.layout.sharded else 0
-    blank = Batch(batches[-1].ids[-1:], torch.zeros_like(batches[-1].mask[-1:]), batches[-1].rows[-1:], 0)
-    filled = [*batches, *[blank] * (most - len(batches))]
+    filled = [*batches, *[batches[-1].blank()] * (most - len(batches))]
     return filled, agreed[2 : 2 + objective.depths], float(agreed[0]), bool(agreed[1] > 0)
 
 
