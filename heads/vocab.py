@@ -65,7 +65,7 @@ class DraftVocab(nn.Module):
             if kept.numel() and (int(kept.min()) < 0 or int(kept.max()) >= vocab_size):
                 outside = kept[(kept < 0) | (kept >= vocab_size)][0]
                 raise UserError(f"row {number} has token {int(outside)}; the backbone's vocabulary is {vocab_size}")
-            counts += torch.bincount(kept, minlength=vocab_size)
+            counts.index_add_(0, kept, torch.ones_like(kept))  # a row does not pass over the whole vocabulary
         return cls.frequent(counts, size)
 
     @classmethod
