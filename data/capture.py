@@ -35,7 +35,7 @@ from .groups import discard, locked, parts_of, read_json
 
 GROUP_TOKENS = 8192
 SETTINGS = "settings.json"
-OURS = ("[0-9]*.safetensors", "[0-9]*.json", ".*.part", HEADER, SETTINGS)
+OURS = ("[0-9]*.json", "[0-9]*.safetensors", ".*.part", HEADER, SETTINGS)  # a note never stays without its shard
 
 
 class World(Protocol):

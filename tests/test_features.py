@@ -672,6 +672,39 @@ def test_a_killed_finish_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert bytes_of(out) == bytes_of(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("moment", [1, 3])
+def test_a_killed_restart_leaves_no_note_without_its_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    backbone, rows, out = zoo.backbone(), texts(), tmp_path / "f"
+    made(tmp_path / "whole", backbone, rows)
+    plain, calls = Backbone.forward, []
+
+    def fragile(self: Backbone, *arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return plain(self, *arguments, **options)
+
+    remove, gone = Path.unlink, []
+
+    def late(self: Path, missing_ok: bool = False) -> None:
+        if self.parent.name == "f.parts" and self.suffix != ".part":
+            gone.append(self)
+            if len(gone) > moment:
+                raise KeyboardInterrupt
+        remove(self, missing_ok)
+
+    for owner, name, change in ((Backbone, "forward", fragile), (Path, "unlink", late)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, change)
+            with pytest.raises(KeyboardInterrupt):
+                made(out, backbone, rows, restart=True)
+    assert len(gone) == moment + 1
+    made(out, backbone, rows)
+    assert bytes_of(out) == bytes_of(tmp_path / "whole")
+
+
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, rows, plain, calls = zoo.backbone(), texts(), capturing.save_file, []
 
