@@ -152,12 +152,21 @@ class Sampler:
         return token
 
     def scored(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
-        """(V,) logits to (V,) fp32 scores: what p is the softmax of. Calls each processor once."""
+        """(V,) logits to (V,) fp32 scores: what p is the softmax of. Calls each processor once.
+
+        Raises:
+            NoToken: a processor can do nothing with what those before it have left.
+        """
         if not self.processors:
             return logits.to(torch.float32)
         ids = torch.tensor([list(prefix)], device=logits.device)
-        # a copy: some processors write into what they are given
-        scores: Tensor = self.processors(ids, logits.to(torch.float32, copy=True)[None])  # type: ignore[arg-type]
+        scores = logits.to(torch.float32, copy=True)[None]  # a copy: some processors write into what they are given
+        for processor in self.processors:
+            try:
+                scores = processor(ids, scores)
+            except ValueError:  # top_h and eta_cutoff make a distribution, which these scores may not be
+                finite(0, float(scores.max()))
+                raise
         return scores[0]
 
     def drafted(self, logits: Tensor) -> Tensor:

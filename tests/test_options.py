@@ -386,7 +386,17 @@ def test_masks_are_for_token_ids() -> None:
 # -- nothing to choose -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 1}, {"output_scores": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 1.0, "seed": 1},
+        {"output_scores": True},
+        {"top_h": 0.5, "seed": 1},
+        {"eta_cutoff": 0.1, "seed": 1},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(("value", "words"), [(math.nan, "NaN"), (-math.inf, "every token is masked")])
 def test_bad_logits_are_told_by_row_and_round(
     value: float, words: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
