@@ -191,8 +191,8 @@ class Sampler:
             ids = torch.tensor([list(text)], device=self.device)  # (1, T)
             kept = self.record.scores if self.record is not None else None
             scores = None if kept is None else tuple(kept)
-            fired = [criterion(ids, scores) for criterion in self.criteria]  # all, as generate does
-            self.over |= any(bool(torch.as_tensor(yes).any()) for yes in fired)
+            fired = [_fires(criterion, criterion(ids, scores)) for criterion in self.criteria]  # all, as generate does
+            self.over |= any(fired)
         return self.over
 
     def chance(self, position: int, purpose: int) -> Chance:
@@ -219,6 +219,18 @@ def finite(token: int, score: float) -> int:
     if score == score:
         raise NoToken("every token is masked (all scores are -inf): the options leave nothing to choose")
     raise NoToken("the scores hold NaN: the backbone overflows (try another dtype), or a logits processor makes them")
+
+
+def _fires(criterion: Any, answer: Any) -> bool:
+    """Whether a criterion's answer ends the text."""
+    try:
+        found = torch.as_tensor(answer)
+    except (TypeError, ValueError, RuntimeError):
+        name = getattr(criterion, "__name__", type(criterion).__name__)
+        raise UserError(
+            f"stopping_criteria: {name} gave {answer!r}; it has to give True or False, or a tensor of them"
+        ) from None
+    return bool(found.any())
 
 
 def draw_seed() -> int:

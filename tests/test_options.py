@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -413,6 +414,22 @@ def test_bad_logits_are_told_by_row_and_round(
         monkeypatch.setattr(backbone(), "logits", broken)
         with pytest.raises(UserError, match=f"^{place}.*{words}"):
             generator.generate(prompt_of(5), max_new_tokens=9, **options, **NO_END)
+
+
+@pytest.mark.parametrize("answer", [None, "yes", {}], ids=str)
+def test_a_criterion_that_gives_no_truth_is_named(answer: Any) -> None:
+    def undecided(ids: torch.Tensor, scores: Any) -> Any:
+        return answer
+
+    words = re.escape(f"stopping_criteria: undecided gave {answer!r}; it has to give True or False")
+    for prompt in ([5], prompt_of(9)):
+        for luck in ("right", "wrong"):
+            with pytest.raises(UserError, match=words):
+                drafted(prompt, luck, "chain").generate(prompt, stopping_criteria=[undecided], max_new_tokens=3)
+    with pytest.raises(UserError, match=words):
+        ids = torch.tensor([[7, 5, 6], [0, 5, 6]])
+        asked = {"attention_mask": (ids > 0).long(), "stopping_criteria": [undecided], "max_new_tokens": 3}
+        backbone().model.generate(ids, custom_generate=Generator(backbone()), **asked)
 
 
 def test_masks_of_the_options_are_told_too() -> None:
