@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
+from transformers import GenerationConfig, StoppingCriteriaList
 
 from ..errors import UserError
 from ..files import write_whole
@@ -21,6 +21,7 @@ from ..heads.backbone import Backbone
 from ..heads.format import load_head
 from .drafters import is_name
 from .generator import Generator
+from .options import stopping_at
 
 SCRIPT = '''"""Generation with a draft head: the model's own tokens, sooner. Needs `pip install headstart`."""
 
@@ -109,4 +110,4 @@ def _with_stop_strings(model: Any, arguments: dict[str, Any], tokenizer: Any) ->
     if config.stop_strings is not None:
         arguments["generation_config"] = GenerationConfig.from_dict({**config.to_dict(), "stop_strings": None})
     own = list(arguments.get("stopping_criteria") or [])
-    return {**arguments, "stopping_criteria": StoppingCriteriaList([*own, StopStringCriteria(tokenizer, strings)])}
+    return {**arguments, "stopping_criteria": StoppingCriteriaList([*own, stopping_at(strings, tokenizer)])}

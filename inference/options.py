@@ -8,7 +8,7 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -264,8 +264,22 @@ def _criteria(config: GenerationConfig, custom: Any, tokenizer: Any) -> Stopping
     if config.stop_strings is not None and StopStringCriteria not in kinds:
         if tokenizer is None:
             raise UserError("stop_strings need a tokenizer: Backbone(model, tokenizer), or tokenizer=...")
-        criteria.append(StopStringCriteria(tokenizer, config.stop_strings))
+        criteria.append(stopping_at(config.stop_strings, tokenizer))
     return criteria
+
+
+def stopping_at(strings: Any, tokenizer: Any) -> StopStringCriteria:
+    """The criterion of stop strings: one, or a list of them.
+
+    Raises:
+        UserError: they are none.
+    """
+    listed: list[Any] = (
+        [strings] if isinstance(strings, str) else list(strings) if isinstance(strings, Iterable) else [None]
+    )
+    if not all(isinstance(one, str) for one in listed):
+        raise UserError(f"stop_strings is {strings!r}; it has to be a string or a list of strings")
+    return StopStringCriteria(tokenizer, listed)
 
 
 def of_row(allowed: Any, row: int) -> Any:

@@ -325,6 +325,8 @@ def test_the_folder_takes_streamers_and_stop_strings_and_seeds(folder: Path) -> 
     assert model.generate(**one(), **options, **door).equal(expected)
     with pytest.raises(UserError, match="stop_strings need a tokenizer"):
         model.generate(**one(), max_new_tokens=3, stop_strings="a", **door)
+    with pytest.raises(UserError, match=r"stop_strings is \['a', 5\]; it has to be"):
+        model.generate(**one(), max_new_tokens=3, stop_strings=["a", 5], tokenizer=tokenizer, **door)
     found = model.generate(**one(), seed=5, **DRAWN, **door)
     assert found[0, len(PROMPT) :].tolist() == Generator(backbone()).generate(PROMPT, seed=5, **DRAWN).tokens
     other = model.generate(**one(), seed=5, head="ngram", tree="chain:2", **DRAWN, **door)

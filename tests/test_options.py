@@ -77,6 +77,10 @@ def test_a_stop_string_needs_a_tokenizer_and_letters_that_it_knows() -> None:
         Generator(Backbone(zoo.model())).generate([5], stop_strings="a")
     with pytest.raises(UserError, match="top string"):
         Generator(backbone()).generate([5], stop_strings=["\u4e00"])
+    for given in (5, ["a", 5], b"a"):
+        words = re.escape(f"stop_strings is {given!r}; it has to be a string or a list of strings")
+        with pytest.raises(UserError, match=words):
+            Generator(backbone()).generate([5], stop_strings=given)
     expected = own(backbone(), [5, 6], stop_strings="e", tokenizer=zoo.tokenizer(), max_new_tokens=50)
     assert Generator(Backbone(backbone().model)).generate(
         [5, 6], stop_strings="e", tokenizer=zoo.tokenizer(), max_new_tokens=50
