@@ -89,8 +89,7 @@ class Generator:
             UserError: an option is unknown or not supported, or the prompt is empty or too long for the backbone.
         """
         prepared, several = self._intake.read(prompt, options)
-        if streamer is not None and len(prepared) > 1:
-            raise UserError(f"a streamer takes one answer, and {len(prepared)} were asked for")
+        _check_streamer(streamer, len(prepared))
         own = any(options.get(name) for name in ("logits_processor", "stopping_criteria"))
         if min(len(prepared), self.max_rows) > 1 and not own and self._pace is None:
             return decode_all(self._intake, prepared, self.max_rows)
@@ -137,8 +136,7 @@ class Generator:
         refuse_foreseeing(rule, [one for one in logits_processor if not door.is_theirs(one)])
         prepared = (logits_processor, stopping_criteria, generation_config, seed, model_kwargs)
         rows = door.received(self.backbone, model, input_ids, *prepared)
-        if streamer is not None and len(rows) > 1:
-            raise UserError(f"a streamer takes one answer, and {len(rows)} were asked for")
+        _check_streamer(streamer, len(rows))
         requests = [Asked(*row, rule) for row in rows]
         given = door.lent(model_kwargs, len(rows))
         if given is not None:
@@ -172,6 +170,17 @@ class Generator:
         more = {"pace": self._pace, "lent": lent}
         with self._intake.evaluating():
             yield from decode(self.backbone, drafter, sampler, ids, stats, rule, **more)
+
+
+def _check_streamer(streamer: Any, answers: int) -> None:
+    if streamer is None:
+        return
+    lacking = [name for name in ("put", "end") if not callable(getattr(streamer, name, None))]
+    if lacking:
+        given = f"{type(streamer).__name__}, without {' and '.join(lacking)}"
+        raise UserError(f"streamer is {given}; one, like TextStreamer of transformers, has the methods put and end")
+    if answers > 1:
+        raise UserError(f"a streamer takes one answer, and {answers} were asked for")
 
 
 @torch.inference_mode()

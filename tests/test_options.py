@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -304,6 +305,9 @@ def test_a_streamer_takes_one_answer() -> None:
             Generator(backbone()).generate(prompt, streamer=streamer, **options)
     with pytest.raises(UserError, match="gives the pieces itself"):
         Generator(backbone()).stream([5], streamer=streamer)
+    for given, name in ((print, "builtin_function_or_method"), ("text", "str"), (SimpleNamespace(put=print), "Simple")):
+        with pytest.raises(UserError, match=f"streamer is {name}.* without .*end.*has the methods put and end"):
+            Generator(backbone()).generate([5], streamer=given)
 
 
 def test_streams_and_stop_strings() -> None:
