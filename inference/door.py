@@ -101,7 +101,6 @@ def _sampler(
         eos=frozenset(int(token) for tensor in ends for token in tensor.flatten()),
         criteria=StoppingCriteriaList(_criteria(criteria, pads)),
         record=given.record_of(config) if config.return_dict_in_generate else None,
-        config=config,
         device=backbone.device,
     )
 

@@ -124,8 +124,6 @@ class Engine:
             UserError: as `Generator.generate`; several answers are asked for; or the request needs more slots than
                 there are.
         """
-        if options.pop("streamer", None) is not None:
-            raise UserError("a request has a stream of its own, and takes a callback; a streamer is for generate")
         return self._taken(prompt, options, callback, single=True)[0]
 
     def submit_all(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> list[Request]:
@@ -146,8 +144,7 @@ class Engine:
         return [self.take(asked, callback) for asked in prepared]
 
     def take(self, asked: Asked, callback: Callable[[Piece], None] | None = None) -> Request:
-        """A request for what was read already."""
-        self._check(asked)
+        """A request for what was read already, and fits."""
         request = Request(self, self._intake.backbone.tokenizer, asked, callback)
         self._waiting.append(request)
         return request
@@ -219,15 +216,12 @@ class Engine:
         while self._waiting:
             request = self._waiting[0]
             if not request.done:
-                longest = max(self._intake.need(each) for each in (request.asked, *self._asked()))
+                longest = max(self._intake.need(each.asked) for each in (request, *(row.request for row in self._rows)))
                 lines = min(self.max_rows, self.max_tokens // longest)
                 if len(self._rows) >= lines:
                     return
                 self._begin(request, longest, lines)
             self._waiting.popleft()
-
-    def _asked(self) -> list[Asked]:
-        return [row.request.asked for row in self._rows]
 
     def _begin(self, request: Request, longest: int, lines: int) -> None:
         row = Row(request, self._intake.backbone, self._own_drafter(request), self._intake.room(request.asked))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..errors import UserError
@@ -39,7 +38,7 @@ def encoded(
     """
     several = _rows(prompt)
     rows = [prompt] if several is None else several
-    masks, places = (_columns(name, value, rows) for name, value in _named(attention_mask, position_ids))
+    masks, places = _columns("attention_mask", attention_mask, rows), _columns("position_ids", position_ids, rows)
     found = []
     for number, row in enumerate(rows):
         try:
@@ -48,10 +47,6 @@ def encoded(
         except UserError as error:
             raise error if len(rows) == 1 else UserError(f"prompt {number}: {error}") from error
     return found, several is not None
-
-
-def _named(attention_mask: Any, position_ids: Any) -> tuple[tuple[str, Any], tuple[str, Any]]:
-    return ("attention_mask", attention_mask), ("position_ids", position_ids)
 
 
 def _rows(prompt: Any) -> list[Any] | None:
@@ -127,8 +122,3 @@ def _check_positions(places: Sequence[int], length: int, padding: int) -> None:
                 f"position_ids is {position} at position {padding + place}; only those that follow from the attention "
                 f"mask are supported, {place} there"
             )
-
-
-def as_tensor(prompt: Encoded) -> Tensor:
-    """(1, T) ids, as a streamer of transformers expects them."""
-    return torch.tensor([prompt.ids])

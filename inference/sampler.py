@@ -18,7 +18,6 @@ import numpy
 import torch
 from torch import Tensor
 from transformers import (
-    GenerationConfig,
     LogitsProcessorList,
     MinPLogitsWarper,
     StoppingCriteriaList,
@@ -62,7 +61,6 @@ class Sampler:
     criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
     """Asked once for each emitted token, with the true text."""
     record: Record | None = None
-    config: GenerationConfig | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where the criteria are given the text."""
     returned: int = 1
@@ -118,7 +116,6 @@ class Sampler:
             eos=found.eos,
             criteria=found.criteria,
             record=found.record,
-            config=found.config,
             returned=found.config.num_return_sequences or 1,
             device=backbone.device,
         )
