@@ -9,7 +9,6 @@ Letters: T positions, N tree nodes, H hidden width, V vocabulary.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,16 +22,15 @@ from .detokenizer import Detokenizer
 from .detokenizer import decode as decode_text
 from .drafter import Drafter, NoDrafter
 from .engine import decode_all
-from .intake import Asked, Intake, draft, named, refuse_foreseeing, taking_over
+from .intake import Asked, Intake, draft, named, refuse_foreseeing, tell_cut
 from .output import Output as Output
 from .output import Piece as Piece
 from .pace import Pace
 from .prefill import prefill
-from .ruling import MATCH, judged, law_of
+from .ruling import MATCH, ruling_of
 from .sampler import Sampler
 from .stats import Stats, Watch
 from .tree import Shape, Tree
-from .verify import match
 
 PREFILL = 512  # positions of one prefill forward: bounds the memory of masks and activations
 
@@ -140,7 +138,7 @@ class Generator:
         requests = [Asked(*row, rule) for row in rows]
         given = door.lent(model_kwargs, len(rows))
         if given is not None:
-            requests = [taking_over(given, requests, self.backbone)]
+            requests = [self._intake.taking_over(given, requests)]
         outputs = [self._output(request, streamer) for request in requests]
         return door.answered(input_ids, outputs, generation_config)
 
@@ -209,9 +207,7 @@ def decode(
     Raises:
         UserError: the drafter hands over an impossible tree, or no token can be chosen (round and row are named).
     """
-    law = law_of(rule)
-    verify, sampled = match if law is None else judged(law), law is not None and law.sampled and not sampler.greedy
-    stats.lossless = law is None or law.lossless
+    verify, drawn, stats.lossless = ruling_of(rule, sampler)
     limit = min(sampler.max_new_tokens, backbone.max_positions - len(prompt))
     assert limit > 0, f"no room behind a prompt of {len(prompt)} tokens"
     watch = Watch(stats.seconds)
@@ -237,7 +233,7 @@ def decode(
         if pace is None or not pace.off:
             drafter.advance(features, following)
         budget = min(left - 1, backbone.together(len(text)))
-        tree = Tree.chain(run[-1:]) if plain else draft(drafter, sampler if sampled else None, len(text), budget)
+        tree = Tree.chain(run[-1:]) if plain else draft(drafter, sampler if drawn else None, len(text), budget)
         tree.check(text[-1], backbone.vocab_size, budget)
         watch.lap("draft")
         begun = stats.total_seconds - (0.0 if plain else watch.last)
@@ -253,9 +249,7 @@ def decode(
         if pace is not None:
             pace.note(plain, stats.total_seconds - begun, len(run))
     hand_back(cache, lent)
-    if left == 0 and limit < sampler.max_new_tokens and not sampler.over:
-        full = f"the {backbone.max_positions} positions of {backbone.name} are full"
-        warnings.warn(f"stopped after {limit} tokens: {full}", stacklevel=2)
+    tell_cut(backbone, sampler, limit, left)
 
 
 def _forward_tree(backbone: Backbone, tree: Tree, cache: Cache, taps: Sequence[int]) -> Features:

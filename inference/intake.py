@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -67,7 +68,7 @@ class Intake:
                 asked = sampler.returned
         for given in lent:
             if given is not None:
-                requests = [taking_over(given, requests, self.backbone)]
+                requests = [self.taking_over(given, requests)]
         return requests, several or len(requests) > 1
 
     def factory(self, rule: str) -> Callable[[], Drafter]:
@@ -94,6 +95,16 @@ class Intake:
     def room(self, asked: Asked) -> int:
         """New tokens at most: the limit, or what the backbone's context leaves."""
         return min(asked.sampler.max_new_tokens, self.backbone.max_positions - len(asked.ids))
+
+    def taking_over(self, given: Any, requests: Sequence[Asked]) -> Asked:
+        """The one request, with a cache of the user's.
+
+        Raises:
+            UserError: it cannot be taken over, or there are several answers.
+        """
+        first = requests[0]
+        fitting(given, len(first.ids), self.room(first), len(requests))
+        return first._replace(lent=given)
 
     def need(self, asked: Asked) -> int:
         """Slots that an answer takes: for its prompt, for new tokens, for a tree behind them."""
@@ -122,18 +133,6 @@ class Intake:
                 module.training = True
 
 
-def taking_over(given: Any, requests: Sequence[Asked], backbone: Backbone) -> Asked:
-    """The one request, with a cache of the user's.
-
-    Raises:
-        UserError: it cannot be taken over, or there are several answers.
-    """
-    first = requests[0]
-    limit = min(first.sampler.max_new_tokens, backbone.max_positions - len(first.ids))
-    fitting(given, len(first.ids), limit, len(requests))
-    return first._replace(lent=given)
-
-
 def refuse_foreseeing(rule: str, processors: Any) -> None:
     """Refuse processors that may keep a state where the rule shows them tokens that may not come."""
     law = law_of(rule)
@@ -151,6 +150,13 @@ def named(sampler: Sampler, place: str) -> Iterator[None]:
         yield
     except NoToken as error:
         raise UserError(f"row {sampler.sample}, {place}: {error}") from error
+
+
+def tell_cut(backbone: Backbone, sampler: Sampler, limit: int, left: int) -> None:
+    """Warn of an answer, `left` tokens short of its limit, that ended because the backbone's context is full."""
+    if left == 0 and limit < sampler.max_new_tokens and not sampler.over:
+        full = f"the {backbone.max_positions} positions of {backbone.name} are full"
+        warnings.warn(f"stopped after {limit} tokens: {full}", stacklevel=3)
 
 
 def draft(drafter: Drafter, sampler: Sampler | None, length: int, budget: int) -> Tree:

@@ -5,7 +5,6 @@ Letters: T positions, N tree nodes, V vocabulary.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,11 +13,10 @@ from torch import Tensor
 from ..heads.backbone import Backbone, Features
 from .drafter import Drafter
 from .growth import trimmed
-from .intake import draft, named
+from .intake import draft, named, tell_cut
 from .request import Request
-from .ruling import judged, law_of
+from .ruling import ruling_of
 from .tree import Tree
-from .verify import match
 
 
 class Row:
@@ -32,9 +30,7 @@ class Row:
     def __init__(self, request: Request, backbone: Backbone, drafter: Drafter | None, limit: int) -> None:
         ids, self.sampler, rule, _ = request.asked
         self.request, self.backbone, self.drafter, self.limit = request, backbone, drafter, limit
-        law = law_of(rule)
-        self.verify = match if law is None else judged(law)
-        self.drawn = law is not None and law.sampled and not self.sampler.greedy
+        self.verify, self.drawn, request.stats.lossless = ruling_of(rule, self.sampler)
         self.text = list(ids)
         self.read = 0
         """Tokens of the prompt that are in the cache."""
@@ -44,8 +40,7 @@ class Row:
         """The token behind each of them."""
         self.budget = 0
         """How deep may be drafted."""
-        stats = request.stats
-        stats.lossless, stats.prompt_tokens = law is None or law.lossless, len(ids)
+        request.stats.prompt_tokens = len(ids)
 
     def begin(self) -> None:
         self.sampler.begin()
@@ -112,6 +107,4 @@ class Row:
         self.budget = min(left - 1, self.backbone.together(len(self.text)))
         if self.sampler.over or left == 0:
             self.request.finish()
-        if left == 0 and self.limit < self.sampler.max_new_tokens and not self.sampler.over:
-            full = f"the {self.backbone.max_positions} positions of {self.backbone.name} are full"
-            warnings.warn(f"stopped after {self.limit} tokens: {full}", stacklevel=2)
+        tell_cut(self.backbone, self.sampler, self.limit, left)

@@ -10,6 +10,7 @@ Letters: N nodes, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +38,23 @@ def law_of(rule: str) -> Law | None:
         hint = f"did you mean {meant}?" if meant else f"there are {', '.join([MATCH, *RULES])}"
         raise UserError(f"rule {rule!r} is not known; {hint}")
     return RULES[rule]
+
+
+class Ruling(NamedTuple):
+    """What a rule's name means for one request."""
+
+    verify: Rule
+    drawn: bool
+    """Whether its drafts have to be drawn at random."""
+    lossless: bool
+
+
+def ruling_of(rule: str, sampler: Sampler) -> Ruling:
+    """The rule by this name, for what this sampler asks."""
+    law = law_of(rule)
+    if law is None:
+        return Ruling(match, drawn=False, lossless=True)
+    return Ruling(judged(law), law.sampled and not sampler.greedy, law.lossless)
 
 
 def judged(law: Law) -> Rule:
