@@ -80,26 +80,18 @@ class Request:
         Raises:
             Exception: `error`, behind the pieces that came before it.
         """
-        text, place = Detokenizer(self._tokenizer), 0
-        while True:
-            while place < len(self._runs):
-                run, place = self._runs[place], place + 1
-                yield Piece(text.push(run), run)
-            if self.done:
-                yield self._last(text)
-                return
-            self._engine.step()
+        for piece in self._pieces():
+            if piece is None:
+                self._engine.step()
+            else:
+                yield piece
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        text, place = Detokenizer(self._tokenizer), 0
-        while True:
-            while place < len(self._runs):
-                run, place = self._runs[place], place + 1
-                yield Piece(text.push(run), run)
-            if self.done:
-                yield self._last(text)
-                return
-            await self._engine.turn()
+        for piece in self._pieces():
+            if piece is None:
+                await self._engine.turn()
+            else:
+                yield piece
 
     def __await__(self) -> Generator[Any, None, Output]:
         return self._wait().__await__()
@@ -109,10 +101,19 @@ class Request:
             await self._engine.turn()
         return self.output
 
-    def _last(self, text: Detokenizer) -> Piece:
+    def _pieces(self) -> Iterator[Piece | None]:
+        """Piece by piece from the beginning; None where the engine has to move on first."""
+        text, place = Detokenizer(self._tokenizer), 0
+        while True:
+            while place < len(self._runs):
+                run, place = self._runs[place], place + 1
+                yield Piece(text.push(run), run)
+            if self.done:
+                break
+            yield None
         if self.error is not None:
             raise self.error
-        return Piece(text.finish(), [], self.stats)
+        yield Piece(text.finish(), [], self.stats)
 
     # -- called by the engine ----------------------------------------------------------------------------------------
 
