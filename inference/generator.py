@@ -19,7 +19,6 @@ from ..heads.backbone import Backbone, Features, Prompt
 from ..heads.cache import Cache, check_lent, hand_back
 from . import door
 from .detokenizer import Detokenizer
-from .detokenizer import decode as decode_text
 from .drafter import Drafter, NoDrafter
 from .engine import decode_all
 from .intake import Asked, Intake, draft, named, refuse_foreseeing, tell_cut
@@ -152,9 +151,7 @@ class Generator:
                 streamer.put(torch.tensor([token]))
         if streamer is not None:
             streamer.end()
-        record = request.sampler.record
-        kept: dict[str, Any] = {} if record is None else record.kept()
-        return Output(decode_text(self.backbone.tokenizer, tokens), tokens, stats, **kept)
+        return Output.of(self.backbone.tokenizer, tokens, stats, request.sampler.record)
 
     def _pieces(self, request: Asked) -> Iterator[Piece]:
         stats, text = Stats(), Detokenizer(self.backbone.tokenizer)

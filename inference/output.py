@@ -6,10 +6,12 @@ Letters: T new tokens, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .detokenizer import decode
 from .stats import Stats
 
 
@@ -28,6 +30,12 @@ class Output:
     """With `output_logits`: (T, V) fp32, what the backbone said, before any processor."""
     logprobs: list[float] | None = None
     """With `output_logprobs`: natural logarithm of each token's probability under its scores."""
+
+    @classmethod
+    def of(cls, tokenizer: Any, tokens: list[int], stats: Stats, record: Record | None) -> Output:
+        """The output of these tokens, with what a sampler kept of them."""
+        kept: dict[str, Any] = {} if record is None else record.kept()
+        return cls(decode(tokenizer, tokens), tokens, stats, **kept)
 
     def __str__(self) -> str:
         return self.text

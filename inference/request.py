@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from ..errors import UserError
 from .detokenizer import Detokenizer
-from .detokenizer import decode as decode_text
 from .intake import Asked
 from .output import Output, Piece
 from .stats import Stats
@@ -65,9 +64,7 @@ class Request:
             raise self.error
         if not self.done:
             raise UserError(f"the request has {len(self.tokens)} tokens and is not done: engine.run() first")
-        record = self.asked.sampler.record
-        kept: dict[str, Any] = {} if record is None else record.kept()
-        return Output(decode_text(self._tokenizer, self.tokens), self.tokens, self.stats, **kept)
+        return Output.of(self._tokenizer, self.tokens, self.stats, self.asked.sampler.record)
 
     def cancel(self) -> None:
         """No more of it; its slots are free from the next step on. Nothing happens where it is done."""
