@@ -73,18 +73,9 @@ def through(
     generator = _generator(model, head, tree, tokenizer)
     arguments = _with_stop_strings(model, arguments, tokenizer)
 
-    def decode(
-        model: Any,
-        input_ids: Tensor,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
-        seed: int | None = None,
-        rule: str | None = None,
-        **more: Any,
-    ) -> Any:
-        prepared = (logits_processor, stopping_criteria, generation_config)
-        return generator(model, input_ids, *prepared, seed=seed, rule=rule, streamer=streamer, **more)
+    # transformers hands over what stands here by name, besides what it has prepared
+    def decode(model: Any, input_ids: Tensor, seed: int | None = None, rule: str | None = None, **prepared: Any) -> Any:
+        return generator(model, input_ids, seed=seed, rule=rule, streamer=streamer, **prepared)
 
     # of the class: the model's own `generate` may be this very function
     return type(model).generate(model, inputs, custom_generate=decode, **arguments)
