@@ -12,8 +12,8 @@ import numpy
 import torch
 from torch import Tensor
 
-DRAFTING, JUDGING = 1, 2
-"""What noise is for. Drafts and the coins that judge them must never share any."""
+SAMPLING, DRAFTING, JUDGING = 0, 1, 2
+"""What noise is for. Tokens, drafts and the coins that judge them must never share any."""
 
 Row = Tensor | Sequence[float]
 """(V,) probabilities, or anything in proportion to them."""
@@ -31,18 +31,23 @@ class Chance(Protocol):
         ...
 
 
+def keyed(seed: int, sample: int, position: int, purpose: int) -> numpy.random.Generator:
+    """Noise that these alone determine, and that can be had at any time: it has a counter in place of a state (Philox,
+    Salmon et al. 2011, as NumPy implements it)."""
+    key = numpy.array([seed % 2**64, sample % 2**64], dtype=numpy.uint64)  # a bare list would go through float
+    return numpy.random.Generator(numpy.random.Philox(key=key, counter=[0, 0, purpose, position]))
+
+
 class Keyed:
-    """Chance that (seed, sample, position, purpose) alone determine (Philox, Salmon et al. 2011, as in NumPy).
+    """Chance that (seed, sample, position, purpose) alone determine.
 
     One is made for each round and purpose, with the length of the text at the round's root as its position: a round
     emits at least one token, so no two rounds share noise, although both may judge drafts for the same place.
     """
 
     def __init__(self, seed: int, sample: int, position: int, purpose: int) -> None:
-        assert purpose > 0, "purpose 0 belongs to the noise of sampler.gumbel_noise"
-        key = numpy.array([seed % 2**64, sample % 2**64], dtype=numpy.uint64)  # a bare list would go through float
-        bits = numpy.random.Philox(key=key, counter=[0, 0, purpose, position])
-        self._generator = numpy.random.Generator(bits)
+        assert purpose > SAMPLING, "that purpose belongs to the noise of sampler.gumbel_noise"
+        self._generator = keyed(seed, sample, position, purpose)
 
     def accept(self, probability: float) -> bool:
         """Strictly below, so that a token of probability 0 is not accepted by a coin of 0."""

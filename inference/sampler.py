@@ -29,7 +29,7 @@ from transformers import (
 from ..errors import UserError
 from ..heads.backbone import Backbone
 from . import options as given
-from .chance import Chance, Keyed
+from .chance import SAMPLING, Chance, Keyed, keyed
 from .options import NoToken as NoToken
 from .output import Record
 
@@ -38,13 +38,8 @@ DRAFT_WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, Mi
 
 
 def gumbel_noise(seed: int, sample: int, position: int, size: int) -> Tensor:
-    """(V,) float64 standard Gumbel noise that (seed, sample, position) alone determine.
-
-    Counter-based (Philox, Salmon et al. 2011, as NumPy implements it), so any position can be asked for at any time.
-    """
-    key = numpy.array([seed % 2**64, sample % 2**64], numpy.uint64)  # a plain list would round 64 bits
-    bits = numpy.random.Philox(key=key, counter=[0, 0, 0, position])
-    exponential = numpy.random.Generator(bits).standard_exponential(size)
+    """(V,) float64 standard Gumbel noise that (seed, sample, position) alone determine."""
+    exponential = keyed(seed, sample, position, SAMPLING).standard_exponential(size)
     return torch.from_numpy(-numpy.log(exponential))
 
 
