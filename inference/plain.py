@@ -22,6 +22,7 @@ from transformers import (
 from ..errors import UserError
 from ..heads.backbone import Backbone
 from ..heads.cache import Cache
+from .padding import padded
 from .sampler import gumbel_noise
 
 _PREFILL_TOKENS = 4096  # prompt tokens of one forward: bounds the memory of masks and activations
@@ -112,9 +113,7 @@ def _prefill(backbone: Backbone, texts: list[list[int]], new_tokens: int) -> tup
     width = max(1, _PREFILL_TOKENS // len(texts))
     for start in range(0, max(map(len, texts)), width):
         chunk = [text[start : start + width] for text in texts]
-        longest = max(map(len, chunk))
-        ids = torch.tensor([part + [0] * (longest - len(part)) for part in chunk], device=backbone.device)  # (B, T)
-        hidden = backbone.forward(ids, cache=cache).last
+        hidden = backbone.forward(padded(chunk, backbone.device), cache=cache).last
         cache.commit([range(len(part)) for part in chunk])
         for row, part in enumerate(chunk):
             if part:
