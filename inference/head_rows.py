@@ -62,7 +62,7 @@ class HeadRows:
         """
         state, step = self._extend(0, _padded(features), next_ids)
         roots = [ids[-1] if ids else 0 for ids in next_ids]
-        depth = min(max(budgets), self.shape.depth, self.head.max_depth or self.shape.depth)
+        depth = min(max(budgets), self.drafter.depth)
         if depth < 1:
             return [Tree.chain([root]) for root in roots]
         shape = limited(self.shape, depth)
