@@ -83,6 +83,8 @@ class Backbone:
             self.name += f" + adapter {', '.join(changed)}"
         self.hash: str | None = None
         """Its fingerprint, once that cannot be taken any more because the layers are spread over processes."""
+        self.stored: torch.dtype | None = None
+        """The dtype of its files, if it was loaded as they are."""
         self.adapter = ""
         """Hash of the one that was taken into the weights, if any: see adapter.py."""
         self.hidden_size: int = self.config.hidden_size
@@ -168,9 +170,17 @@ class Backbone:
         """What heads read outside a forward, and so has to be whole in every process: embedding, norm, projection."""
         return self._embedding, self._norm, self._projection
 
-    def fingerprint(self) -> str:
-        """16 hex digits of the weights: a sample of each parameter, as bf16, whatever dtype they were loaded in."""
-        return self.hash or fingerprint(named_weights(self.inner))
+    def fingerprint(self, through: torch.dtype = torch.bfloat16) -> str:
+        """16 hex digits of the weights: a sample of each parameter, as bf16, whatever dtype they were loaded in.
+
+        fp16 alone leaves its mark, since it rounds otherwise; with `through` it is as if they were loaded in that.
+        """
+        return self.hash or fingerprint(named_weights(self.inner), through)
+
+    @property
+    def rounded(self) -> bool:
+        """Whether they may be stored in numbers that these weights do not tell any more: fp16 on request."""
+        return self.dtype == torch.float16 != self.stored
 
     # -- running it ----------------------------------------------------------------------------------------------
 

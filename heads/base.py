@@ -187,14 +187,22 @@ class DraftHead(nn.Module):
     def differences(self, backbone: Backbone) -> list[str]:
         """In what the backbone differs from the one it was trained on: weights or template, with both hashes."""
         config, found = self.config, []
-        adapted = bool(config.adapter_hash) and config.adapter_hash == backbone.adapter  # its weights are known by that
-        if config.backbone_hash and not adapted and config.backbone_hash != (now := backbone.fingerprint()):
+        if config.backbone_hash and not self._of_weights(backbone):
             made_for = config.backbone or "a backbone"
-            found.append(f"weights {config.backbone_hash} ({made_for}), and {backbone.name} has {now}")
+            found.append(
+                f"weights {config.backbone_hash} ({made_for}), and {backbone.name} has {backbone.fingerprint()}"
+            )
         template = _fingerprints(backbone).get("template_hash")
         if config.template_hash and template and config.template_hash != template:
             found.append(f"chat template {config.template_hash}, and the tokenizer of {backbone.name} has {template}")
         return found
+
+    def _of_weights(self, backbone: Backbone) -> bool:
+        """Whether the backbone has the weights it was trained on, or may have them but for the precision of either."""
+        known, adapter = self.config.backbone_hash, self.config.adapter_hash
+        if (adapter and adapter == backbone.adapter) or backbone.rounded:  # an adapter says what its backbone is
+            return True
+        return known == backbone.fingerprint() or known == backbone.fingerprint(torch.float16)
 
     @property
     def backbone(self) -> Backbone:

@@ -56,13 +56,13 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield name.replace(".base_layer.", "."), _numbers(owner, leaf)
 
 
-def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
+def fingerprint(named: Iterable[tuple[str, Tensor]], through: torch.dtype = torch.bfloat16) -> str:
     """`Backbone.fingerprint` of parameters with their names, in the order of these."""
     digest = hashlib.sha256()
     for name, weight in named:
         digest.update(f"{name}{tuple(weight.shape)}".encode())
         flat = weight.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // 1024)].to(torch.bfloat16).float()
+        sample = flat[:: max(1, flat.numel() // 1024)].to(through).to(torch.bfloat16).float()
         digest.update(sample.cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 

@@ -70,6 +70,8 @@ def load_backbone(
         _move(model, device, source)
     backbone = Backbone(model, tokenizer, name=str(source))
     backbone.untold = untold
+    if dtype is None:
+        backbone.stored = backbone.dtype
     return backbone
 
 

@@ -246,6 +246,38 @@ def test_nothing_is_said_where_it_belongs(tmp_path: Path) -> None:
         Generator(backbone, load_head(folder, backbone))
 
 
+F32, B16, F16 = torch.float32, torch.bfloat16, torch.float16
+
+
+@pytest.mark.parametrize(
+    ("stored", "trained", "loaded"),
+    [(F32, F32, F16), (F32, F16, F32), (B16, B16, F16), (B16, F16, B16), (F16, F32, F16)],
+)
+def test_a_precision_alone_is_no_difference(
+    stored: torch.dtype, trained: torch.dtype, loaded: torch.dtype, tmp_path: Path
+) -> None:
+    first, second = (
+        Backbone(zoo.model(initializer_range=1e-3).to(stored).to(one), zoo.tokenizer()) for one in (trained, loaded)
+    )
+    folder = save_head(METHODS["medusa"].build(first), tmp_path / "head")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_head(folder, second)
+
+
+@pytest.mark.parametrize("stored", [F32, B16, F16], ids=str)
+def test_other_weights_are_told_in_the_precision_they_are_stored_in(stored: torch.dtype, tmp_path: Path) -> None:
+    head = save_head(METHODS["medusa"].build(Backbone(zoo.model().to(stored), zoo.tokenizer())), tmp_path / "head")
+    for seed, name in enumerate(("right", "other")):
+        zoo.model(seed=seed).to(stored).save_pretrained(tmp_path / name)
+        zoo.tokenizer().save_pretrained(tmp_path / name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_head(head, load_backbone(str(tmp_path / "right")))
+    with pytest.warns(UserWarning, match="was trained on weights"):
+        load_head(head, load_backbone(str(tmp_path / "other")))
+
+
 # -- weights elsewhere -------------------------------------------------------------------------------------------------
 
 
