@@ -166,8 +166,9 @@ class Cache(transformers.Cache):
         if chosen == list(range(len(chosen))):
             return  # already in place
         start = self.lengths[row]
+        index = torch.tensor(chosen) + start
         for buffer in (*self.keys, *self.values):
-            index = torch.tensor(chosen, device=buffer.device) + start
+            index = index.to(buffer.device)  # once for all that lie together
             # index_select copies first: source and destination overlap
             buffer[row, :, start : start + len(chosen)] = buffer[row].index_select(1, index)
 
