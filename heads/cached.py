@@ -82,8 +82,12 @@ def anchored(
     return hidden
 
 
-def below(states: Tensor, parents: Tensor, first: int) -> Tensor:
-    """(B, K, .) states of the parents of K nodes, from (B, L, .) of the depth above, numbered from `first` on."""
+def below(states: Tensor, parents: Tensor, nodes: int) -> Tensor:
+    """(B, K, .) states of the parents of K nodes, from (B, L, .) of the depth above, the last of `nodes` in the round.
+
+    With no nodes yet that is the anchor, whose number is -1.
+    """
     if parents.shape[1] == states.shape[1] == 1:
         return states  # still a chain
+    first = nodes - states.shape[1]
     return states[torch.arange(len(parents), device=parents.device)[:, None], parents - first]

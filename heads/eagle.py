@@ -55,8 +55,6 @@ class EagleState:
     """(B, K, W) outputs at the newest nodes; the anchor's behind `extend`."""
     seen: Tensor | None = None
     """(B, K, P) bool: the newest nodes and which nodes of the round each sees; None while each sees all (a chain)."""
-    first: int = -1
-    """Number of the first of the newest nodes; -1 is the anchor."""
     depth: int = 0
 
 
@@ -114,21 +112,21 @@ class Eagle(DraftHead):
             mask = seeing(cache, causal(width, inputs.device) if width > 1 else None, inputs)
             inputs, residual = self._lower(cache, inputs, residual, self.rotary.at(cache.lengths, width, inputs), mask)
         output = anchored(layers[-1], len(layers) - 1, cache, self.rotary, inputs, residual, lengths)
-        state.hidden, state.seen, state.first, state.depth = self.handed_on(output), None, -1, 0
+        state.hidden, state.seen, state.depth = self.handed_on(output), None, 0
         return Step(self.project(state.hidden, 0), state.hidden)
 
     @torch.no_grad()
     def step(self, state: EagleState, ids: Tensor, parents: Tensor) -> Step:
         assert state.hidden is not None, "step before extend"
-        cache, before = state.cache, state.cache.pending
-        inputs, residual = self.read(self.embedded(ids), self._descend(state, parents, before))
+        cache = state.cache
+        inputs, residual = self.read(self.embedded(ids), self._descend(state, parents, cache.pending))
         turn = self.rotary.at([length + state.depth for length in cache.lengths], 1, inputs)
         cache.open(ids.shape[1])
         mask = seeing(cache, state.seen, inputs)
         inputs, residual = self._lower(cache, inputs, residual, turn, mask)
         number, top = len(self.stack) - 1, self.stack[-1]
         output = answer(top, residual, inputs, write(top, number, cache, inputs, turn), turn, mask)
-        state.hidden, state.first, state.depth = self.handed_on(output), before, state.depth + 1
+        state.hidden, state.depth = self.handed_on(output), state.depth + 1
         return Step(self.project(state.hidden, state.depth), state.hidden)
 
     def _lower(self, cache: Cache, inputs: Tensor, residual: Tensor, turn: Pair, mask: Tensor | None) -> Pair:
@@ -150,8 +148,8 @@ class Eagle(DraftHead):
             shape = rows, state.hidden.shape[1], before
             seen = torch.ones(shape, dtype=torch.bool, device=parents.device)
         own = torch.eye(width, dtype=torch.bool, device=parents.device).expand(rows, -1, -1)
-        state.seen = torch.cat((below(seen, parents, state.first), own), -1)  # (B, K, P)
-        return below(state.hidden, parents, state.first)
+        state.seen = torch.cat((below(seen, parents, before), own), -1)  # (B, K, P)
+        return below(state.hidden, parents, before)
 
     # -- training ------------------------------------------------------------------------------------------------
 

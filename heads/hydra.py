@@ -80,8 +80,6 @@ class HydraState:
     cache: Cache
     paths: Tensor | None = None
     """(B, K, (depth + 2) * H) the anchor's state and the embeddings of the tokens on the way to the newest nodes."""
-    first: int = -1
-    """Number of the first of the newest nodes; -1 is the anchor."""
     nodes: int = 0
     """Nodes of the round so far."""
     depth: int = 0
@@ -152,7 +150,7 @@ class Hydra(DraftHead):
         else:
             anchor = last[:, -1:] if lengths is None else last[rows, ends, None]  # (B, 1, H)
         state.paths = torch.cat((anchor, self._embedded(ids)), -1)
-        state.first, state.nodes, state.depth = -1, 0, 0
+        state.nodes, state.depth = 0, 0
         return self._said(state)
 
     @torch.no_grad()
@@ -161,8 +159,8 @@ class Hydra(DraftHead):
         assert state.depth + 1 < self.config.num_heads, (
             f"depth {state.depth + 1} of {self.config.num_heads} Hydra heads"
         )
-        state.paths = torch.cat((below(state.paths, parents, state.first), self._embedded(ids)), -1)
-        state.first, state.nodes, state.depth = state.nodes, state.nodes + ids.shape[1], state.depth + 1
+        state.paths = torch.cat((below(state.paths, parents, state.nodes), self._embedded(ids)), -1)
+        state.nodes, state.depth = state.nodes + ids.shape[1], state.depth + 1
         return self._said(state)
 
     def _said(self, state: HydraState) -> Step:

@@ -69,8 +69,6 @@ class MlpSpeculatorState:
 
     hidden: Tensor | None = None
     """(B, K, I) states of the newest nodes."""
-    first: int = -1
-    """Number of the first of the newest nodes; -1 is the anchor."""
     nodes: int = 0
     """Nodes of the round so far."""
     depth: int = 0
@@ -116,15 +114,15 @@ class MlpSpeculator(DraftHead):
         hidden = matched(last, self.proj[0].get_parameter("weight"))
         if self.config.scale_input:
             hidden = F.rms_norm(hidden, hidden.shape[-1:], None, EPS) / math.sqrt(2)
-        state.first, state.nodes, state.depth = -1, 0, 0
+        state.nodes, state.depth = 0, 0
         return self._said(state, hidden, ids)
 
     @torch.no_grad()
     def step(self, state: MlpSpeculatorState, ids: Tensor, parents: Tensor) -> Step:
         assert state.hidden is not None, "step before extend"
         assert state.depth + 1 < self.config.num_heads, f"depth {state.depth + 1} of {self.config.num_heads} levels"
-        above = below(state.hidden, parents, state.first)
-        state.first, state.nodes, state.depth = state.nodes, state.nodes + ids.shape[1], state.depth + 1
+        above = below(state.hidden, parents, state.nodes)
+        state.nodes, state.depth = state.nodes + ids.shape[1], state.depth + 1
         return self._said(state, above, ids)
 
     def _said(self, state: MlpSpeculatorState, above: Tensor, ids: Tensor) -> Step:
