@@ -279,6 +279,13 @@ def matched(states: Tensor, weight: Tensor) -> Tensor:
     return states if torch.is_autocast_enabled(states.device.type) else states.to(weight.dtype)
 
 
+def at_anchors(states: Tensor, lengths: Sequence[int] | None) -> Tensor:
+    """(B, 1, ...) of (B, T, ...): the last true position of each row, of which there are `lengths`; None: T in all."""
+    if lengths is None:
+        return states[:, -1:]
+    return states[torch.arange(len(lengths)), torch.tensor(lengths) - 1, None]
+
+
 def _fingerprints(backbone: Backbone) -> dict[str, str]:
     if backbone.tokenizer is None:
         return {}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .base import at_anchors
 from .cache import Cache
 from .layer import DecoderLayer, attend
 from .mask import attention_mask
@@ -67,13 +68,12 @@ def anchored(
         hidden = answer(layer, residual[:, -1:], inputs[:, -1:], entries, turn, seeing(cache, None, inputs))
         cache.commit_all()
         return hidden
-    rows, ends = torch.arange(cache.rows), torch.tensor(lengths) - 1
-    visible = (torch.arange(width) <= ends[:, None])[:, None].to(inputs.device)  # (B, 1, T)
+    visible = (torch.arange(width) < torch.tensor(lengths)[:, None])[:, None].to(inputs.device)  # (B, 1, T)
     places = [start + count - 1 for start, count in zip(cache.lengths, lengths, strict=True)]
     hidden = answer(
         layer,
-        residual[rows, ends, None],
-        inputs[rows, ends, None],
+        at_anchors(residual, lengths),
+        at_anchors(inputs, lengths),
         entries,
         rotary.at(places, 1, inputs),
         seeing(cache, visible, inputs),

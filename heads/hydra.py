@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .backbone import Backbone, Features
-from .base import DraftHead, Step, matched
+from .base import DraftHead, Step, at_anchors, matched
 from .cache import Cache
 from .cached import Pair, anchored, below
 from .layer import LayerConfig, Norm, UpperLayer, attend_ahead
@@ -138,18 +138,14 @@ class Hydra(DraftHead):
     def extend(
         self, state: HydraState, features: Features, next_ids: Tensor, lengths: Sequence[int] | None = None
     ) -> Step:
-        last, ids = matched(features.last, self._weight), next_ids[:, -1:]
-        if lengths is not None:
-            rows, ends = torch.arange(len(lengths)), torch.tensor(lengths) - 1
-            ids = next_ids[rows, ends, None]
         if self.prefix is not None:
             state.cache.forget()
             state.cache.open(next_ids.shape[1])
-            inputs, residual = self.prefix.read(last)
+            inputs, residual = self.prefix.read(matched(features.last, self._weight))
             anchor = self._normed(anchored(self.prefix, 0, state.cache, self.rotary, inputs, residual, lengths))
         else:
-            anchor = last[:, -1:] if lengths is None else last[rows, ends, None]  # (B, 1, H)
-        state.paths = torch.cat((anchor, self._embedded(ids)), -1)
+            anchor = matched(at_anchors(features.last, lengths), self._weight)  # (B, 1, H)
+        state.paths = torch.cat((anchor, self._embedded(at_anchors(next_ids, lengths))), -1)
         state.nodes, state.depth = 0, 0
         return self._said(state)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .backbone import Backbone, Features
-from .base import DraftHead, HeadConfig, Step, matched
+from .base import DraftHead, HeadConfig, Step, at_anchors, matched
 from .projection import Borrowed
 from .vocab import DraftVocab
 
@@ -106,12 +106,8 @@ class Medusa(DraftHead):
     def extend(
         self, state: MedusaState, features: Features, next_ids: Tensor, lengths: Sequence[int] | None = None
     ) -> Step:
-        if lengths is None:
-            anchor = features.last[:, -1]  # (B, H)
-        else:
-            anchor = features.last[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
-        anchor = matched(anchor, self._weight)
-        state.hidden = torch.stack([head(anchor) for head in self.heads], 1)
+        anchor = matched(at_anchors(features.last, lengths), self._weight)  # (B, 1, H)
+        state.hidden = torch.cat([head(anchor) for head in self.heads], 1)
         state.logits = self.project(state.hidden, 0) if self._shared else None
         state.depth = 0
         return Step(self._logits(state), None)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .backbone import Features
-from .base import DraftHead, HeadConfig, Step, matched
+from .base import DraftHead, HeadConfig, Step, at_anchors, matched
 from .cached import below
 from .vocab import DraftVocab
 
@@ -107,15 +107,11 @@ class MlpSpeculator(DraftHead):
     def extend(
         self, state: MlpSpeculatorState, features: Features, next_ids: Tensor, lengths: Sequence[int] | None = None
     ) -> Step:
-        last, ids = features.last[:, -1:], next_ids[:, -1:]
-        if lengths is not None:
-            rows, ends = torch.arange(len(lengths)), torch.tensor(lengths) - 1
-            last, ids = features.last[rows, ends, None], next_ids[rows, ends, None]
-        hidden = matched(last, self.proj[0].get_parameter("weight"))
+        hidden = matched(at_anchors(features.last, lengths), self.proj[0].get_parameter("weight"))
         if self.config.scale_input:
             hidden = F.rms_norm(hidden, hidden.shape[-1:], None, EPS) / math.sqrt(2)
         state.nodes, state.depth = 0, 0
-        return self._said(state, hidden, ids)
+        return self._said(state, hidden, at_anchors(next_ids, lengths))
 
     @torch.no_grad()
     def step(self, state: MlpSpeculatorState, ids: Tensor, parents: Tensor) -> Step:
