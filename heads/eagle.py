@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -27,10 +28,9 @@ from .backbone import Features
 from .base import DraftHead, Step
 from .cache import Cache
 from .cached import Pair, anchored, answer, below, seeing, write
-from .layer import DecoderLayer, LayerConfig, UpperLayer, attend_ahead
+from .layer import DecoderLayer, LayerConfig, UpperLayer, attend_ahead, nothing_ahead
 from .mask import causal
 from .rotary import Rotary
-from .vocab import DraftVocab
 
 
 @dataclass(kw_only=True)
@@ -63,10 +63,6 @@ class Eagle(DraftHead):
 
     config: EagleConfig
 
-    def __init__(self, config: EagleConfig, vocab: DraftVocab | None = None) -> None:
-        super().__init__(config, vocab)
-        self._rotary: Rotary | None = None
-
     @property
     @abstractmethod
     def stack(self) -> list[DecoderLayer]:
@@ -89,11 +85,9 @@ class Eagle(DraftHead):
         with torch.no_grad():
             return self.backbone.embed(ids).to(self.stack[0].mlp.up_proj.weight.dtype)
 
-    @property
+    @cached_property
     def rotary(self) -> Rotary:
-        if self._rotary is None:
-            self._rotary = self.config.rotary()
-        return self._rotary
+        return self.config.rotary()
 
     # -- decoding ------------------------------------------------------------------------------------------------
 
@@ -161,7 +155,7 @@ class Eagle(DraftHead):
         cos, sin = self.rotary.table(length + len(anchors), inputs)
         texts, inputs, residual = self._text(inputs, residual, (cos[:length], sin[:length]))
         inputs, residual = (states.flatten(0, 1)[anchors[0]] for states in (inputs, residual))  # (M, .)
-        ahead = [_nothing(text, len(inputs)) for text in texts]
+        ahead = [nothing_ahead(text, len(inputs)) for text in texts]
         hidden = residual
         for depth, at in enumerate(anchors):
             turn = cos[at % length + depth], sin[at % length + depth]  # (M, 1, h)
@@ -190,7 +184,7 @@ class Eagle(DraftHead):
             if number + 1 < len(layers):
                 queries = layer.self_attn.queries(inputs, *turn).flatten(0, 1)  # (B * T, n, h)
                 everywhere = torch.arange(rows * length, device=inputs.device)
-                mixed = attend_ahead(queries, texts[-1], _nothing(texts[-1], rows * length), everywhere)
+                mixed = attend_ahead(queries, texts[-1], nothing_ahead(texts[-1], rows * length), everywhere)
                 output = self.spared(layer.finish, residual, mixed.view(rows, length, -1))
                 inputs, residual = _upper(layers, number).read(output)
         return texts, inputs, residual
@@ -199,12 +193,6 @@ class Eagle(DraftHead):
 def _upper(layers: list[DecoderLayer], number: int) -> UpperLayer:
     """The layer above this one."""
     return cast(UpperLayer, layers[number + 1])
-
-
-def _nothing(text: Pair, count: int) -> Pair:
-    """Keys and values (M, 0, k, h) of queries that have not run ahead yet."""
-    keys, values = (part.new_empty(count, 0, *part.shape[2:]) for part in text)
-    return keys, values
 
 
 def _longer(ahead: Pair, entries: Pair, kept: Tensor) -> Pair:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -25,8 +26,8 @@ from ..errors import UserError
 from .backbone import Backbone, Features
 from .base import DraftHead, Step, at_anchors, matched
 from .cache import Cache
-from .cached import Pair, anchored, below
-from .layer import LayerConfig, Norm, UpperLayer, attend_ahead
+from .cached import anchored, below
+from .layer import LayerConfig, Norm, UpperLayer, attend_ahead, nothing_ahead
 from .medusa import ResidualBlock
 from .projection import Borrowed
 from .rotary import Rotary
@@ -108,7 +109,6 @@ class Hydra(DraftHead):
         self.prefix = UpperLayer(config, width) if prefix else None
         self.norm = Norm(width, config.rms_norm_eps) if prefix else None
         self._shared: Borrowed | None = None
-        self._rotary: Rotary | None = None
 
     def bind(self, backbone: Backbone) -> Hydra:
         super().bind(backbone)
@@ -123,11 +123,9 @@ class Hydra(DraftHead):
             if self.config.projection_bias:
                 projection.get_parameter("bias").copy_(torch.zeros(()) if bias is None else self.vocab.rows(bias))
 
-    @property
+    @cached_property
     def rotary(self) -> Rotary:
-        if self._rotary is None:
-            self._rotary = self.config.rotary()
-        return self._rotary
+        return self.config.rotary()
 
     # -- decoding ------------------------------------------------------------------------------------------------
 
@@ -185,11 +183,7 @@ class Hydra(DraftHead):
         text = attention.entries(inputs, cos[:length], sin[:length])  # (B, T, k, h) each
         inputs, residual = inputs.flatten(0, 1)[at], residual.flatten(0, 1)[at]
         queries = attention.queries(inputs, cos[at % length], sin[at % length])
-        nothing: Pair = (
-            text[0].new_empty(len(at), 0, *text[0].shape[2:]),
-            text[1].new_empty(len(at), 0, *text[1].shape[2:]),
-        )
-        mixed = attend_ahead(queries, text, nothing, at)
+        mixed = attend_ahead(queries, text, nothing_ahead(text, len(at)), at)
         return self._normed(self.spared(self.prefix.finish, residual, mixed))
 
     def project(self, hidden: Tensor, depth: int) -> Tensor:

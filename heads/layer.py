@@ -248,6 +248,12 @@ def attend_ahead(queries: Tensor, text: tuple[Tensor, Tensor], ahead: tuple[Tens
     return torch.cat(mixed) if mixed else queries.flatten(1)
 
 
+def nothing_ahead(text: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """Keys and values (M, 0, k, h) of queries that have not run ahead of the text yet."""
+    keys, values = (part.new_empty(count, 0, *part.shape[2:]) for part in text)
+    return keys, values
+
+
 def _blocks(at: list[int], length: int, room: int) -> Iterator[tuple[int, int, int, int]]:
     """Runs of at most `room` queries of one row: start, stop, the row, and how many of its positions they see."""
     start = 0
