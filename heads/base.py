@@ -74,15 +74,22 @@ class HeadConfig:
 
     @classmethod
     def facts(cls, backbone: Backbone) -> dict[str, Any]:
-        """The fields that follow from the backbone, for a head with its full vocabulary."""
+        """The fields that follow from the backbone, for a head with its full vocabulary: its shape and whose it is."""
+        return {
+            **cls.shape(backbone),
+            "backbone": plain_name(backbone.name),
+            "backbone_hash": backbone.fingerprint(),
+            **_fingerprints(backbone),
+        }
+
+    @classmethod
+    def shape(cls, backbone: Backbone) -> dict[str, Any]:
+        """Those of them that follow from how the backbone is shaped, whatever its weights."""
         return {
             "hidden_size": backbone.hidden_size,
             "vocab_size": backbone.vocab_size,
             "draft_vocab_size": backbone.vocab_size,
             "num_layers": backbone.num_layers,
-            "backbone": plain_name(backbone.name),
-            "backbone_hash": backbone.fingerprint(),
-            **_fingerprints(backbone),
         }
 
 

@@ -66,8 +66,8 @@ class Eagle3Config(EagleConfig):
         return self.embedding == "own" or self.own_width != self.hidden_size
 
     @classmethod
-    def facts(cls, backbone: Backbone) -> dict[str, Any]:
-        return super().facts(backbone) | {"taps": default_taps(backbone.num_layers)}
+    def shape(cls, backbone: Backbone) -> dict[str, Any]:
+        return super().shape(backbone) | {"taps": default_taps(backbone.num_layers)}
 
 
 def default_taps(layers: int) -> tuple[int, int, int]:

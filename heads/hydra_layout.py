@@ -56,9 +56,8 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
     own = any(name.startswith("projections.") for name in found)
     heads = 1 + max(int(name.split(".")[1]) for name in found if name.startswith("heads."))
     # a joining block without a residual matrix would need widths that are equal, which they never are
-    facts = HydraConfig.facts(model)
     fields = {
-        **{key: facts[key] for key in facts if key not in ("backbone_hash", "tokenizer_hash", "template_hash")},
+        **HydraConfig.shape(model),
         **backbone_facts(backbone, str(config.get("base_model_name_or_path") or "")),
         "num_heads": int(config.get("hydra_num_heads") or heads),
         "num_blocks": blocks,
@@ -134,13 +133,10 @@ _NO_FORM = "these hydra heads cannot be written for Hydra, which would read othe
 def _prefix_faults(config: HydraConfig, backbone: Backbone | None) -> list[str]:
     """The file does not say how the prefix layer is shaped: it is the backbone's own kind of layer."""
     model = needed(backbone, "the prefix layer takes its shape from the backbone")
-    facts = LayerConfig.facts(model)
-    names = [key for key in facts if key not in ("backbone", "backbone_hash", "tokenizer_hash", "template_hash")]
     return [
-        f"{name} is {getattr(config, name)}, and the prefix layer's is the backbone's, {facts[name]}: train without "
-        f"head.{name}"
-        for name in names
-        if name != "draft_vocab_size" and getattr(config, name) != facts[name]
+        f"{name} is {getattr(config, name)}, and the prefix layer's is the backbone's, {own}: train without head.{name}"
+        for name, own in LayerConfig.shape(model).items()
+        if name != "draft_vocab_size" and getattr(config, name) != own
     ]
 
 

@@ -78,11 +78,11 @@ class LayerConfig(HeadConfig):
             raise UserError(f"hidden_act is {self.hidden_act!r}; transformers has no activation of that name")
 
     @classmethod
-    def facts(cls, backbone: Backbone) -> dict[str, Any]:
+    def shape(cls, backbone: Backbone) -> dict[str, Any]:
         config, width = backbone.config, backbone.hidden_size
         heads = config.num_attention_heads
         act = _first(config, "hidden_act", "hidden_activation", "activation_function") or "silu"
-        return super().facts(backbone) | {
+        return super().shape(backbone) | {
             "num_attention_heads": heads,
             "num_key_value_heads": _first(config, "num_key_value_heads") or heads,
             "head_dim": _first(config, "head_dim") or width // heads,

@@ -81,8 +81,8 @@ def _keys(name: str) -> Iterable[Row]:
 
 
 def _from_backbone(cls: type) -> set[str]:
-    """The fields of a head's config that are read off the backbone: the keys that its `facts` write."""
-    sources = (inspect.getsource(vars(one)["facts"]) for one in cls.__mro__ if "facts" in vars(one))
+    """The fields of a head's config that are read off the backbone: the keys that its `shape` writes."""
+    sources = (inspect.getsource(vars(one)["shape"]) for one in cls.__mro__ if "shape" in vars(one))
     return {name for source in sources for name in re.findall(r'"(\w+)":', source)}
 
 
