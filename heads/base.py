@@ -170,13 +170,14 @@ class DraftHead(nn.Module):
                 templates of the same shape are told in a warning.
         """
         config, made_for = self.config, self.config.backbone or "another backbone"
+        hashes = _fingerprints(backbone)
         pairs: list[tuple[str, object, object]] = [
             ("hidden states of width", config.hidden_size, backbone.hidden_size),
             ("a vocabulary of", config.vocab_size, backbone.vocab_size),
             ("decoder layers:", config.num_layers or backbone.num_layers, backbone.num_layers),
         ]
         if config.tokenizer_hash and backbone.tokenizer is not None:
-            pairs.append(("a tokenizer with hash", config.tokenizer_hash, _fingerprints(backbone)["tokenizer_hash"]))
+            pairs.append(("a tokenizer with hash", config.tokenizer_hash, hashes["tokenizer_hash"]))
         for what, ours, theirs in pairs:
             if ours != theirs:
                 raise UserError(
@@ -185,13 +186,13 @@ class DraftHead(nn.Module):
                 )
         if not config.num_layers:
             self.config = replace(config, num_layers=backbone.num_layers)
-        if self._backbone is not backbone and (others := self.differences(backbone)):
+        if self._backbone is not backbone and (others := self._differences(backbone, hashes)):
             note = f"the {self.method} head was trained on {'; '.join(others)}: what is generated is exact all the same"
             warnings.warn(f"{note}, but fewer of its drafts may be right", stacklevel=2)
         self._backbone = backbone
         return self
 
-    def differences(self, backbone: Backbone) -> list[str]:
+    def _differences(self, backbone: Backbone, hashes: dict[str, str]) -> list[str]:
         """In what the backbone differs from the one it was trained on: weights or template, with both hashes."""
         config, found = self.config, []
         if config.backbone_hash and not self._of_weights(backbone):
@@ -199,7 +200,7 @@ class DraftHead(nn.Module):
             found.append(
                 f"weights {config.backbone_hash} ({made_for}), and {backbone.name} has {backbone.fingerprint()}"
             )
-        template = _fingerprints(backbone).get("template_hash")
+        template = hashes.get("template_hash")
         if config.template_hash and template and config.template_hash != template:
             found.append(f"chat template {config.template_hash}, and the tokenizer of {backbone.name} has {template}")
         return found
