@@ -224,10 +224,12 @@ class Backbone:
 
     def _forward(self, ids: Tensor, cache: Cache | None, ancestors: Tensor | None, taps: Sequence[int]) -> Features:
         rows, width = ids.shape
-        lengths = [0] * rows if cache is None else cache.lengths
-        tree = causal(width, ids.device) if ancestors is None else ancestors
+        masks, places = None, torch.arange(width, device=ids.device).repeat(rows, 1)
         # whole texts are left to the model: its own causal mask is none at all where a fused kernel knows the form
-        masks = None if cache is None and ancestors is None else self._masks(lengths, tree)
+        if cache is not None or ancestors is not None:
+            lengths = [0] * rows if cache is None else cache.lengths
+            tree = causal(width, ids.device) if ancestors is None else ancestors
+            masks, places = self._masks(lengths, tree), positions(lengths, tree)
         arguments: dict[str, Any] = {"attention_mask": masks, "use_cache": cache is not None}
         if cache is not None:
             if tree.shape[-1] == width:
@@ -236,7 +238,7 @@ class Backbone:
             cache.open(width)
             arguments[self._cache_argument] = cache
         with self._tapped(taps) as kept, attending(self.config, None if masks is None else self._substitute):
-            output = self._decoder(input_ids=ids, position_ids=positions(lengths, tree), **arguments)
+            output = self._decoder(input_ids=ids, position_ids=places, **arguments)
         last = output.last_hidden_state.to(ids.device)
         tapped = torch.cat([kept[k].to(ids.device) for k in taps], -1) if taps else None
         return Features(last, tapped)
