@@ -173,7 +173,7 @@ def test_the_estimate_is_borne_out_by_decoding(method, tree, rows, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         own = Rows.from_lists(texts, [[0] * 6 + [1] * (len(text) - 6) for text in texts])
         patch.setattr("headstart.training.setup.prepared_rows", lambda data, backbone: own)
-        patch.setattr("headstart.training.setup.split", lambda keys, share: (range(6), range(6)))
+        patch.setattr("headstart.training.batches.split", lambda keys, share: (range(6), range(6)))
         train(runs.recipe(tmp_path / "run", rows, method, **changes), backbone=backbone)
     figures = runs.lines(tmp_path / "run")[-1]["held_out"]
     assert figures["tree"] == (tree or "dynamic:3x3x6")
