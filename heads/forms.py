@@ -70,16 +70,18 @@ def fingerprint(named: Iterable[tuple[str, Tensor]], through: torch.dtype = torc
 def weights_hash(model: nn.Module) -> str:
     """16 hex digits of every weight and stored buffer, each byte of it, and of which adapters are at work.
 
-    `Backbone.fingerprint` looks at samples, in which a small adapter may not show.
+    `Backbone.fingerprint` looks at samples, in which a small adapter may not show. Offloaded ones are fetched one at a
+    time.
     """
     digest = hashlib.sha256()
-    seen: dict[tuple[int, ...], str] = {}
+    shared: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    seen: dict[Any, str] = {}
     for name, tensor in sorted(model.state_dict().items()):
-        place = (tensor.data_ptr(), *tensor.shape, *tensor.stride())
+        place = (tensor.data_ptr(), *tensor.shape, *tensor.stride()) if not tensor.is_meta else shared.get(name, name)
         if tensor.numel() and seen.setdefault(place, name) != name:
             continue  # tied
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(_bytes(tensor))
+        digest.update(_bytes(_fetched(model, name) if tensor.is_meta else tensor))
     for name, module in model.named_modules():
         if hasattr(module, "active_adapters"):  # peft's layers: the same weights, switched on and off
             words = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
@@ -160,6 +162,15 @@ def _multiplied(projection: nn.Module, columns: Tensor, dtype: torch.dtype) -> T
 
 def _plain(weight: Tensor) -> bool:
     return weight.is_floating_point() and type(weight) in (Tensor, nn.Parameter)
+
+
+def _fetched(model: nn.Module, name: str) -> Tensor:
+    """An offloaded weight or buffer by its name, from where it lies."""
+    path, _, leaf = name.rpartition(".")
+    with align_module_device(owner := model.get_submodule(path)):
+        found = getattr(owner, leaf)
+    assert isinstance(found, Tensor)
+    return found
 
 
 def _bytes(tensor: Tensor) -> Any:

@@ -18,7 +18,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 import zoo
 from headstart import Backbone, Generator, UserError, load_backbone, load_head
 from headstart.heads.format import save_head
-from headstart.heads.forms import matrix_of
+from headstart.heads.forms import matrix_of, weights_hash
 from headstart.heads.methods import METHODS
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 9, 10, 7, 8]])
@@ -302,6 +302,7 @@ def test_offloaded_weights(kind: str, tied: bool, tmp_path: Path) -> None:
     assert next(iter(backbone.layers[1].parameters())).is_meta, "the weights are not there between forwards"
     assert (backbone.device, backbone.vocab_size) == (torch.device("cpu"), zoo.VOCAB)
     assert backbone.fingerprint() == plain.fingerprint()
+    assert weights_hash(backbone.model) == weights_hash(plain.model)
     torch.testing.assert_close(backbone.output_weight, plain.output_weight)
     check_all(backbone, own(plain.model))
 
