@@ -24,7 +24,7 @@ from headstart.heads import cached
 from headstart.heads.base import DraftHead
 from headstart.heads.cache import Cache
 from headstart.inference import generator as generator_module
-from headstart.inference import growth
+from headstart.inference import growth, ruling
 from headstart.inference.dialogue import encode
 from headstart.inference.drafter import HeadDrafter
 from headstart.inference.tree import Tree
@@ -82,7 +82,7 @@ def watched(generator: Generator, drafter: Any) -> Clock:
     clock.watch("tree: growing", HeadDrafter, "draft", "advance")
     clock.watch("tree: pool", growth._Pool, "add", "best")
     clock.watch("tree: check", Tree, "check")
-    clock.watch("walk", generator_module, "match")
+    clock.watch("walk", ruling, "match")
     clock.watch("forward: around the call", backbone, "forward", "logits")
     return clock
 
