@@ -9,7 +9,7 @@ Letters: H width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ..errors import UserError
 from .backbone import Backbone
@@ -21,6 +21,7 @@ from .layouts import (
     Tensors,
     backbone_facts,
     embedding_of,
+    full_vocabulary,
     needed,
     refuse,
     same,
@@ -34,7 +35,7 @@ from .llama_config import (
     layer_faults,
     layer_fields,
     llama_config,
-    unknown_keys,
+    unknown,
     vocab_size,
 )
 from .names import Table, outward, renamed
@@ -54,9 +55,7 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
     size, width = vocab_size(config, backbone), head_width(config, tensors)
     if size is None:
         raise UserError("vocab_size is missing, and no backbone tells it")
-    notes = (
-        [f"unknown in the config, and not heeded: {', '.join(unknown)}"] if (unknown := unknown_keys(config)) else []
-    )
+    notes = unknown(config)
     fields = {
         **backbone_facts(backbone, str(config.get("base_model_name_or_path") or "")),
         **layer_fields(config, tensors, "layers.0.", width),
@@ -103,7 +102,7 @@ def official(config: Eagle1Config, tensors: Tensors, backbone: Backbone | None) 
     """SafeAILab's own."""
     able = frozenset(("act", "attention_bias"))
     faults = [
-        *_full_vocabulary(config),
+        *full_vocabulary(config),
         *layer_faults(config, config.hidden_size, able, ("default", "linear", "dynamic")),
     ]
     refuse(_no_form("EAGLE"), faults)
@@ -117,7 +116,7 @@ def official(config: Eagle1Config, tensors: Tensors, backbone: Backbone | None) 
 def vllm(config: Eagle1Config, tensors: Tensors, backbone: Backbone | None) -> Files:
     """vLLM's."""
     able = frozenset(("head_dim", "attention_bias", "output_bias", "mlp_bias"))
-    faults = [*_full_vocabulary(config), *layer_faults(config, config.hidden_size, able, ())]
+    faults = [*full_vocabulary(config), *layer_faults(config, config.hidden_size, able, ())]
     if config.fc_bias and tensors["fc.bias"].any():
         faults.append("fc_bias is true, and vLLM drops it without a word: train with head.fc_bias=false")
     refuse(_no_form("vLLM"), faults)
@@ -133,7 +132,7 @@ def vllm(config: Eagle1Config, tensors: Tensors, backbone: Backbone | None) -> F
 def sglang(config: Eagle1Config, tensors: Tensors, backbone: Backbone | None) -> Files:
     """SGLang's."""
     able = frozenset(("head_dim", "attention_bias", "output_bias"))
-    faults = [*_full_vocabulary(config), *layer_faults(config, config.hidden_size, able, ())]
+    faults = [*full_vocabulary(config), *layer_faults(config, config.hidden_size, able, ())]
     if config.head_layers > 1:
         faults.append(f"head_layers is {config.head_layers}, and one layer is read: train with head.head_layers=1")
     if backbone is not None and scales_embedding(backbone):
@@ -146,14 +145,6 @@ def sglang(config: Eagle1Config, tensors: Tensors, backbone: Backbone | None) ->
 
 def _no_form(whose: str) -> str:
     return f"this eagle1 head cannot be written for {whose}, which would read another head"
-
-
-def _full_vocabulary(config: Eagle1Config) -> Iterator[str]:
-    if config.draft_vocab_size != config.vocab_size:
-        yield (
-            f"it proposes {config.draft_vocab_size} of {config.vocab_size} tokens, and all are read: train without a "
-            "draft vocabulary"
-        )
 
 
 def _config(config: Eagle1Config, tensors: Tensors, architecture: str) -> Config:

@@ -33,7 +33,7 @@ from .llama_config import (
     count_layers,
     head_width,
     layer_fields,
-    unknown_keys,
+    unknown,
     vocab_size,
 )
 from .names import Table, outward, renamed
@@ -61,9 +61,7 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
     size = vocab_size(config, None) or _rows(tensors, "t2d") or vocab_size(config, backbone)
     if size is None:
         raise UserError("vocab_size is missing, and neither t2d nor a backbone tells it")
-    notes = (
-        [f"unknown in the config, and not heeded: {', '.join(unknown)}"] if (unknown := unknown_keys(config)) else []
-    )
+    notes = unknown(config)
     taps = _taps(config, inner, backbone, notes)
     tensors, embedding = _embedding(tensors, backbone, width, hidden)
     tensors = _projection(config, tensors, backbone, size)

@@ -14,7 +14,19 @@ from ..errors import UserError
 from .backbone import Backbone
 from .hydra import HydraConfig
 from .layer import LayerConfig
-from .layouts import Config, Files, Found, Tensors, backbone_facts, embedding_of, needed, plain_projection, refuse, same
+from .layouts import (
+    Config,
+    Files,
+    Found,
+    Tensors,
+    backbone_facts,
+    embedding_of,
+    full_vocabulary,
+    needed,
+    plain_projection,
+    refuse,
+    same,
+)
 from .llama_config import dtype_name
 from .names import Table, outward, renamed
 
@@ -92,12 +104,7 @@ def _without_embedding(tensors: Tensors, backbone: Backbone) -> Tensors:
 
 def write(config: HydraConfig, tensors: Tensors, backbone: Backbone | None) -> Files:
     """Each head with a projection and its bias."""
-    faults = []
-    if config.draft_vocab_size != config.vocab_size:
-        faults.append(
-            f"they propose {config.draft_vocab_size} of {config.vocab_size} tokens, and all are read: train without a "
-            "draft vocabulary"
-        )
+    faults = [*full_vocabulary(config, "they propose")]
     if config.head_arch == "prefix-mlp":
         faults += _prefix_faults(config, backbone)
     refuse(_NO_FORM, faults)

@@ -9,7 +9,7 @@ Letters: H width of the backbone, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from .backbone import Backbone
-from .base import plain_name
+from .base import HeadConfig, plain_name
 
 Config = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -59,6 +59,15 @@ def refuse(what: str, reasons: Iterable[str]) -> None:
     said = list(reasons)
     if said:
         raise UserError(f"{what}: " + "; ".join(said))
+
+
+def full_vocabulary(config: HeadConfig, who: str = "it proposes") -> Iterator[str]:
+    """The fault of a draft vocabulary, for readers that know none."""
+    if config.draft_vocab_size != config.vocab_size:
+        yield (
+            f"{who} {config.draft_vocab_size} of {config.vocab_size} tokens, and all are read: train without a "
+            "draft vocabulary"
+        )
 
 
 def backbone_facts(backbone: Backbone | None, name: str = "") -> Config:

@@ -64,10 +64,11 @@ def layer_fields(config: Config, tensors: Tensors, first: str, width: int) -> Co
     }
 
 
-def unknown_keys(config: Config) -> list[str]:
-    """Keys that nobody here knows: they might change how the head computes."""
+def unknown(config: Config) -> list[str]:
+    """A note of the keys that nobody here knows, if there are any: they might change how the head computes."""
     usual = {*LlamaConfig().to_dict(), *Qwen3Config().to_dict(), *_KNOWN}
-    return sorted(key for key in config if key not in usual)
+    keys = sorted(key for key in config if key not in usual)
+    return [f"unknown in the config, and not heeded: {', '.join(keys)}"] if keys else []
 
 
 def rope_parameters(config: Config) -> dict[str, Any]:

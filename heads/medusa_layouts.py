@@ -15,7 +15,18 @@ import torch
 
 from ..errors import UserError
 from .backbone import Backbone
-from .layouts import Config, Files, Found, Tensors, backbone_facts, needed, plain_projection, refuse, same
+from .layouts import (
+    Config,
+    Files,
+    Found,
+    Tensors,
+    backbone_facts,
+    full_vocabulary,
+    needed,
+    plain_projection,
+    refuse,
+    same,
+)
 from .llama_config import dtype_name
 from .medusa import MedusaConfig
 from .names import Table, outward, renamed
@@ -185,7 +196,7 @@ def official_1(config: MedusaConfig, tensors: Tensors, backbone: Backbone | None
 
 def official_2(config: MedusaConfig, tensors: Tensors, backbone: Backbone | None) -> Files:
     """Version 2: all heads read the backbone's projection."""
-    refuse(_no_form("Medusa version 2"), _full_vocabulary(config))
+    refuse(_no_form("Medusa version 2"), full_vocabulary(config))
     kept = {name: one for name, one in tensors.items() if not name.startswith("projections.")}
     if config.projection == "own":
         model = needed(
@@ -262,7 +273,7 @@ def _official_config(config: MedusaConfig) -> Config:
 
 def _own_projections(config: MedusaConfig, tensors: Tensors, backbone: Backbone | None, whose: str) -> Tensors:
     """With a projection for each head; the backbone's, where they share it."""
-    refuse(_no_form(whose), _full_vocabulary(config))
+    refuse(_no_form(whose), full_vocabulary(config))
     if config.projection == "own":
         return tensors
     model = needed(backbone, "each head has a projection in this format, and theirs is the backbone's")
@@ -276,14 +287,6 @@ def _odd_projection(backbone: Backbone) -> Iterator[str]:
         yield (
             f"the projection of {backbone.name} has a bias, a scale or a soft cap, and there is a matrix alone: train "
             "with head.projection=own"
-        )
-
-
-def _full_vocabulary(config: MedusaConfig) -> Iterator[str]:
-    if config.draft_vocab_size != config.vocab_size:
-        yield (
-            f"it proposes {config.draft_vocab_size} of {config.vocab_size} tokens, and all are read: train without a "
-            "draft vocabulary"
         )
 
 
