@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -78,3 +79,11 @@ class Crash(Exception):
 
 def crash() -> None:
     raise Crash
+
+
+def crash_at(recipe: Recipe, step: int) -> None:
+    """Train, and crash in place of this step."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, step, crash)
+        with pytest.raises(Crash):
+            loop.train(recipe, backbone=zoo.backbone())

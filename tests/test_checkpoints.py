@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
-from runs import Crash, crash, stop_at
+from runs import Crash, crash, crash_at, stop_at
 
 import zoo
 from headstart.errors import UserError
@@ -54,14 +54,11 @@ def assert_equal_runs(run, expected):
 
 
 @pytest.mark.parametrize("step", [1, 2, 4, 6])
-def test_a_crash_in_any_step_changes_nothing(step, undisturbed, rows, tmp_path, monkeypatch):
+def test_a_crash_in_any_step_changes_nothing(step, undisturbed, rows, tmp_path):
     """B038, B041: checkpoints at every other step, in the middle of epochs and at their ends."""
     method, expected = undisturbed
     recipe = recipe_of(tmp_path / "run", rows, method, save__every=2)
-    with monkeypatch.context() as patch:
-        stop_at(patch, step, crash)
-        with pytest.raises(Crash):
-            train(recipe, backbone=zoo.backbone())
+    crash_at(recipe, step)
     assert not (recipe.run / "head").exists()
     train(recipe, backbone=zoo.backbone())
     assert_equal_runs(recipe.run, expected)
@@ -158,10 +155,7 @@ def test_a_head_that_was_not_written_any_more_is_written_now(undisturbed, rows, 
 def begun(rows, run):
     """A run of which one step was saved."""
     recipe = runs.recipe(run, rows, save__every=1)
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 2, crash)
-        with pytest.raises(Crash):
-            train(recipe, backbone=zoo.backbone())
+    crash_at(recipe, 2)
     return recipe
 
 
@@ -193,13 +187,10 @@ def test_another_backbone_or_other_rows_are_refused(rows, tmp_path, tmp_path_fac
         aside.rename(rows)
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(undisturbed, rows, tmp_path, monkeypatch):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(undisturbed, rows, tmp_path):
     method, expected = undisturbed
     recipe = recipe_of(tmp_path / "run", rows, method, save__every=1)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 4, crash)
-        with pytest.raises(Crash):
-            train(recipe, backbone=zoo.backbone())
+    crash_at(recipe, 4)
     newest = checkpoints.checkpoints(recipe.run)[-1]
     (newest / "head.safetensors").write_bytes(b"cut short")
     with pytest.raises(UserError, match=f"{newest}: cannot be read"):
@@ -244,13 +235,10 @@ def test_a_save_that_fails_loses_nothing(undisturbed, rows, tmp_path, monkeypatc
     assert_equal_runs(recipe.run, expected)
 
 
-def test_what_a_kill_left_half_written_is_removed_and_lines_are_taken_back(undisturbed, rows, tmp_path, monkeypatch):
+def test_what_a_kill_left_half_written_is_removed_and_lines_are_taken_back(undisturbed, rows, tmp_path):
     method, expected = undisturbed
     recipe = recipe_of(tmp_path / "run", rows, method, save__every=2)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 4, crash)
-        with pytest.raises(Crash):
-            train(recipe, backbone=zoo.backbone())
+    crash_at(recipe, 4)
     (recipe.run / "checkpoints" / ".step-000004.abc.part").mkdir()
     (recipe.run / "checkpoints" / "step-000009").mkdir()  # no state: not one of ours
     with open(recipe.run / "metrics.jsonl", "a") as file:
@@ -314,10 +302,7 @@ def test_the_head_that_was_accepted_longest_is_kept(rows, tmp_path, monkeypatch,
 
     monkeypatch.setattr(loop, "evaluate", measured)
     recipe = runs.recipe(tmp_path / "run", rows, evaluate__every=1, save__every=1)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 4, crash)
-        with pytest.raises(Crash):
-            train(recipe, backbone=zoo.backbone())
+    crash_at(recipe, 4)
     train(recipe, backbone=zoo.backbone())
     best = load_head(recipe.run / "best")
     assert runs.same_bits(best.state_dict(), weights[2])

@@ -86,10 +86,7 @@ def test_an_adapted_run_goes_on_bit_for_bit(rows, trained, tmp_path):
     undisturbed = adapted(tmp_path / "whole", rows, "eagle3", trained["eagle3"])
     train(undisturbed, backbone=zoo.backbone())
     recipe = adapted(tmp_path / "run", rows, "eagle3", trained["eagle3"], save__every=1)
-    with pytest.MonkeyPatch.context() as patch:
-        runs.stop_at(patch, 4, runs.crash)
-        with pytest.raises(runs.Crash):
-            train(recipe, backbone=zoo.backbone())
+    runs.crash_at(recipe, 4)
     assert [one.name for one in checkpoints(recipe.run)][-1] == "step-000003"
     train(recipe, backbone=zoo.backbone())
     assert runs.same_bits(runs.weights(recipe.run), runs.weights(undisturbed.run))

@@ -101,7 +101,8 @@ def _speed(curves: Curves) -> Any:
     return f"{last['tokens'] / last['seconds']:,.0f}" if last.get("tokens") and last.get("seconds") else None
 
 
-def _rates(values: Sequence[float]) -> str:
+def rates(values: Sequence[float]) -> str:
+    """`0.61/0.42/0.30`, by depth."""
     return "/".join(f"{value:.2f}" for value in values)
 
 
@@ -110,8 +111,8 @@ COLUMNS: Sequence[tuple[str, Find]] = (
     ("steps", _last("step", False, "{:,}".format)),
     ("loss", _last("loss", False, "{:.3f}".format)),
     ("held-out loss", _last("loss", True, "{:.3f}".format)),
-    ("accuracy", _last("accuracy", True, _rates)),
-    ("acceptance", _last("acceptance", True, _rates)),
+    ("accuracy", _last("accuracy", True, rates)),
+    ("acceptance", _last("acceptance", True, rates)),
     ("estimated", _last("estimated_acceptance_length", True, "{:.2f}".format)),
     ("measured", _last("acceptance_length", True, "{:.2f}".format)),
     ("best measured", _best),

@@ -72,7 +72,7 @@ def evaluate(setup: Setup) -> dict[str, Any]:
             if wanted.rows:
                 mine = range(len(rows))[: wanted.rows][rank::world]
                 batches = forwards(rows, mine, setup.recipe.batch)
-                estimate = Estimate(shape, min(shape.depth, head.max_depth or shape.depth))
+                estimate = Estimate(shape, shape.depth)
                 with in_step(setup.layout, setup.backbone):
                     sums = count(setup.objective, (one.to(accelerator.device) for one in batches), estimate)
                 _add_up(accelerator, sums, *vars(sums))

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import settings
 from ..files import text_hash, write_whole
 from ..progress import Progress
+from .curves import METRICS, rates
 from .objective import Result
 from .recipe import Recipe
 
@@ -32,24 +33,24 @@ class Log:
         self.files: dict[str, TextIO] = {}
         self.failed: set[str] = set()
         if self.main:
-            for name in ("metrics.jsonl", *(["rows.jsonl"] if recipe.log.rows else [])):
+            for name in (METRICS, *(["rows.jsonl"] if recipe.log.rows else [])):
                 _take_back(recipe.run / name, step, evaluated)
                 self.files[name] = open(recipe.run / name, "a", encoding="utf-8")  # noqa: SIM115
         if recipe.log.trackers:
             _start_trackers(recipe, accelerator)
 
-    def write(self, step: int, values: Mapping[str, Any], name: str = "metrics.jsonl") -> None:
+    def write(self, step: int, values: Mapping[str, Any], name: str = METRICS) -> None:
         """A line of a file; metrics go to the trackers, too."""
         if self.main:
             self.files[name].write(json.dumps({"step": step, **values}) + "\n")
             self._attempt(name, self.files[name].flush)
-        if name == "metrics.jsonl":
+        if name == METRICS:
             self.accelerator.log(dict(_flat(values)), step=step)
 
     def status(self, steps: int, window: Window) -> None:
         """One step more, of so many, on the status line."""
         self.progress.total = steps
-        self.progress.note(loss=window.loss, accuracy=shares(window.accuracy), **{"tokens/s": f"{window.rate:,.0f}"})
+        self.progress.note(loss=window.loss, accuracy=rates(window.accuracy), **{"tokens/s": f"{window.rate:,.0f}"})
         self.progress.advance()
 
     def say(self, line: str) -> None:
@@ -132,16 +133,11 @@ def told(figures: Mapping[str, Any]) -> str:
     """An evaluation in a line."""
     parts = []
     if "loss" in figures:
-        parts += [f"held-out loss {figures['loss']:.3f}", f"accuracy {shares(figures['accuracy'])}"]
+        parts += [f"held-out loss {figures['loss']:.3f}", f"accuracy {rates(figures['accuracy'])}"]
         parts += [f"estimated acceptance length {figures['estimated_acceptance_length']:.2f}"]
     if "acceptance_length" in figures:
         parts += [f"measured {figures['acceptance_length']:.2f} ({figures['tree']})"]
     return ", ".join(parts)
-
-
-def shares(values: Sequence[float]) -> str:
-    """`0.61/0.42/0.30`, by depth."""
-    return "/".join(f"{value:.2f}" for value in values)
 
 
 def memory(device: torch.device) -> float:
