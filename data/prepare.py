@@ -39,7 +39,7 @@ from .turns import OTHERWISE
 
 __all__ = ["META", "PrepareSettings", "load_prepared", "prepare", "read_meta", "tokenizer_of"]
 
-FORMAT = 2  # counts up when the same chats would give other ids or masks
+FORMAT = 3  # counts up when the same chats would give other ids or masks
 CUT_OFF = "no reply within max_length"
 
 

@@ -40,7 +40,7 @@ def user_fault(words: str, tokens: Sequence[int], ends: frozenset[int], special:
         return "user turn cut"
     if _is_short(words, 3):
         return "user turn too short"
-    if unclean(words) or any(one in words for one in special):
+    if unclean(words, special):
         return "user turn not clean text"
     if repeats_ngram(tokens, LOOP):
         return "user turn loops"
@@ -49,11 +49,11 @@ def user_fault(words: str, tokens: Sequence[int], ends: frozenset[int], special:
     return "user turn in another language" if _is_foreign(words, language) else ""
 
 
-def answer_fault(text: str, tokens: Sequence[int], language: str) -> str:
-    """Why an answer cannot be kept; empty if it can."""
+def answer_fault(text: str, tokens: Sequence[int], special: Sequence[str], language: str) -> str:
+    """Why an answer cannot be kept; empty if it can. Arguments as `user_fault` takes them."""
     if _is_short(text, 2):
         return "answer too short"
-    if unclean(text):
+    if unclean(text, special):
         return "answer not clean text"
     if repeats_ngram(tokens, LOOP):
         return "answer loops"
@@ -62,9 +62,11 @@ def answer_fault(text: str, tokens: Sequence[int], language: str) -> str:
     return "answer in another language" if _is_foreign(text, language) else ""
 
 
-def unclean(text: str) -> bool:
-    """Half characters or control characters."""
-    return any(c == "\ufffd" or (ord(c) < 32 and c not in "\n\t\r") for c in text)
+def unclean(text: str, special: Sequence[str]) -> bool:
+    """Half characters, control characters, or the text of a special token."""
+    return any(one in text for one in special) or any(
+        c == "\ufffd" or (ord(c) < 32 and c not in "\n\t\r") for c in text
+    )
 
 
 class NearDuplicates:

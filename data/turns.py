@@ -105,8 +105,9 @@ class Turns:
         found = turns_of(lambda said, k: self._turn(said, tools, k), messages, wanted)
         turns = {k: one for k, one in found.items() if isinstance(one, Turn)}
         made = Scripts(lost=[_of_chat(one, messages) for one in found.values() if isinstance(one, Unmaskable)])
-        if not turns:
-            raise next((fault for fault in made.lost if fault.reason == REFUSED), made.lost[0])
+        refusal = next((fault for fault in made.lost if fault.reason == REFUSED), None)
+        if not turns or (refusal and not any(_says(messages[k], one.rest) for k, one in turns.items())):
+            raise refusal or made.lost[0]
         left = sorted(turns)
         while left:  # the last turn's text holds as many of the others as were written alike
             text = turns[left[-1]].text
@@ -141,10 +142,8 @@ class Turns:
             end = len(after.rstrip())
         else:
             raise Unmaskable("the end of a reply cannot be found", f"message {k + 1}")
-        calls = [call.get("function", call).get("name", "") for call in messages[k].get("tool_calls") or []]
-        if end <= len(before) or not all(name in after[len(before) :] for name in calls):
-            what = "the tool calls of a reply" if calls else "a reply"
-            raise Unmaskable(f"the template leaves {what} out", f"message {k + 1}")
+        if end <= len(before):
+            raise Unmaskable("the template leaves a reply out", f"message {k + 1}")
         return Turn(after, len(before), after[len(before) :], end)
 
     def _tail(self, messages: Sequence[Message], tools: chat.Tools | None, k: int) -> _Tail | None:
@@ -209,14 +208,17 @@ class Turns:
     def _note_left_out(
         self, made: Scripts, messages: Sequence[Message], tools: chat.Tools | None, turns: dict[int, Turn]
     ) -> None:
-        """Count messages before the last reply, and reasoning of the replies, that the template does not print."""
+        """Count what the template does not print: messages before the last reply, reasoning and calls of replies."""
         last = max(turns)
         text = turns[last].text
         for k, message in enumerate(messages[:last]):
             if message["role"] != "assistant" and self._leaves_out(text, messages[: last + 1], tools, k):
                 made.notes[f"{message['role']} messages that the template leaves out"] += 1
         for k, turn in turns.items():
-            if messages[k].get("tool_calls") and self._leaves_out(turn.text, messages[: k + 1], tools, k):
+            calls = _called(messages[k])
+            if not all(name in turn.rest for name in calls):  # of a server's prompt, too
+                made.notes["replies whose tool calls the template leaves out"] += 1
+            elif calls and self._leaves_out(turn.text, messages[: k + 1], tools, k):
                 made.notes["replies with tool calls whose other words the template leaves out"] += 1
             thoughts = next((messages[k][name] for name in REASONING if messages[k].get(name)), None)
             if isinstance(thoughts, str) and thoughts.strip() and thoughts.strip() not in turn.text:
@@ -277,6 +279,17 @@ def ending(last: str, followed: str, special: str, eos: str | None) -> tuple[int
     while (more := re.compile(special).match(last, end)) and more.end() <= always and CLOSES.search(more[0]):
         end = more.end()
     return end, ""
+
+
+def _called(message: Message) -> list[str]:
+    """The names of the functions that a reply calls."""
+    return [call.get("function", call).get("name", "") for call in message.get("tool_calls") or []]
+
+
+def _says(message: Message, written: str) -> bool:
+    """Whether what is written of a reply is more than its end of turn."""
+    thoughts = [str(message[name]).strip() for name in REASONING if message.get(name)]
+    return bool(message.get("content")) or any(one in written for one in (*_called(message), *thoughts))
 
 
 def _alike(one: str, other: str) -> int:

@@ -47,8 +47,11 @@ class UserOpening:
 
     def words(self, tokens: Sequence[int]) -> str:
         """What the user said, without the end of the turn."""
-        body = tokens[:-1] if tokens and tokens[-1] in self.end_tokens else tokens
-        return str(self.tokenizer.decode(body))
+        return self.text(tokens[:-1] if tokens and tokens[-1] in self.end_tokens else tokens)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Tokens as they were written."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _around(self, messages: Sequence[chat.Message]) -> tuple[str, str]:
         text = chat.render(self.tokenizer, [*messages, {"role": "user", "content": _MARK}])
@@ -137,10 +140,12 @@ class Writer:
         loops = repeats_ngram(tokens, LOOP)  # since its last token, where the loop was seen
         tokens = tokens[:-LOOP] if loops else tokens
         ended = not loops and tokens[-1] in self.backbone.eos_token_ids
-        text = str(self.backbone.tokenizer.decode(tokens[:-1] if ended else tokens)).strip()
+        text = self.opening.text(tokens[:-1] if ended else tokens).strip()
         if not ended:
             text = text[: max(map(text.rfind, (". ", ".\n", "! ", "? "))) + 1]
-        return "" if repeats_ngram(tokens, LOOP) or unclean(text) or len(text.split()) < 30 else text
+        return (
+            "" if repeats_ngram(tokens, LOOP) or unclean(text, self.opening.special) or len(text.split()) < 30 else text
+        )
 
     # -- questions and answers ----------------------------------------------------------------------------------------
 
@@ -205,8 +210,8 @@ class Writer:
         for place, tokens in zip(fitting, answers, strict=True):
             row, words = asked[place]
             stopped = tokens[-1] in backbone.eos_token_ids
-            text = str(backbone.tokenizer.decode(tokens[:-1] if stopped else tokens)).strip()
-            reason = answer_fault(text, tokens, row["language"])
+            text = self.opening.text(tokens[:-1] if stopped else tokens).strip()
+            reason = answer_fault(text, tokens, self.opening.special, row["language"])
             if turn == 0:
                 row["dropped"] = reason
             if not reason:

@@ -332,6 +332,26 @@ def test_what_a_template_leaves_out_is_counted() -> None:
     assert not trimmed.notes
 
 
+@pytest.mark.parametrize(("said", "expected"), [("", "[<|im_end|>]"), ("ab", "[ab<|im_end|>]")])
+def test_a_call_that_a_template_leaves_out_is_learned_as_it_is_written(said: str, expected: str) -> None:
+    """ChatML prints no calls: a server's next prompt has an empty reply there, and so has the row."""
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    chat = [CHAT[0], {"role": "assistant", "content": said, "tool_calls": [call]}]
+    made = Masker(with_template(CHATML))([*chat, {"role": "tool", "content": "sun"}, CHAT[3]])
+    (row,) = made.rows
+    assert not made.lost
+    assert f"assistant\n{expected}" in shown(with_template(CHATML), row)
+    assert shown(with_template(CHATML), row).count("[") == 2
+    assert made.notes["replies whose tool calls the template leaves out"] == 1
+    strict = CHATML.replace("{{", "{{ raise_exception('no tools') if m.role == 'tool' }}{{", 1)
+    made = Masker(with_template(strict))
+    if said:  # a reply in words is used, also where the rest is refused
+        assert len(made([*chat, {"role": "tool", "content": "sun"}, CHAT[3]]).lost) == 1
+    else:
+        with pytest.raises(Unmaskable, match="no tools"):
+            made([*chat, {"role": "tool", "content": "sun"}, CHAT[3]])
+
+
 def test_plain_text_is_supervised_as_a_whole() -> None:
     tokenizer = with_template(CHATML)
     row = Masker(tokenizer).plain("hi <|im_end|> ab")

@@ -53,7 +53,7 @@ def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         module, "user_fault", lambda words, tokens, ends, special, language: "cut" if tokens[-1] not in ends else ""
     )
-    monkeypatch.setattr(module, "answer_fault", lambda text, tokens, language: "")
+    monkeypatch.setattr(module, "answer_fault", lambda text, tokens, special, language: "")
     monkeypatch.setattr(module, "repeats_last", lambda tokens, n: False)
 
 
@@ -261,6 +261,9 @@ def test_what_is_dropped_and_why() -> None:
     def fault(words: str, tokens: list[int], language: str = "en") -> str:
         return user_fault(words, tokens, ends, special, language)
 
+    def said(text: str, language: str = "en") -> str:
+        return answer_fault(text, [5], special, language)
+
     assert fault("red blue green", [5, 6, 0]) == ""
     assert fault("red blue green", [5, 6, 7]) == "user turn cut"
     assert fault("red", [5, 0]) == "user turn too short"
@@ -271,13 +274,14 @@ def test_what_is_dropped_and_why() -> None:
     assert fault("Wie kann ich das hier machen?", [5, 0]) == "user turn in another language"
     assert fault("Wie kann ich das hier machen?", [5, 0], "de") == ""
     assert fault("什么是人工智能？", [5, 0], "zh") == ""
-    assert answer_fault("I'm sorry, but I can't help with that.", [5], "en") == "answer refuses"
-    assert answer_fault("As an AI language model, I do not eat.", [5], "en") == "answer refuses"
-    assert answer_fault("I'm sorry for the confusion, but no.", [5], "en") == "answer refuses"
-    assert answer_fault("I can assist you with that.", [5], "en") == ""
-    assert answer_fault("The sky is blue because of the light.", [5], "de") == "answer in another language"
-    assert answer_fault("Der Himmel ist blau, weil das Licht gestreut wird.", [5], "de") == ""
-    assert answer_fault("yes", [5], "en") == "answer too short"
+    assert said("I'm sorry, but I can't help with that.", "en") == "answer refuses"
+    assert said("As an AI language model, I do not eat.", "en") == "answer refuses"
+    assert said("I'm sorry for the confusion, but no.", "en") == "answer refuses"
+    assert said("I can assist you with that.", "en") == ""
+    assert said("The sky is blue because of the light.", "de") == "answer in another language"
+    assert said("Der Himmel ist blau, weil das Licht gestreut wird.", "de") == ""
+    assert said("yes") == "answer too short"
+    assert said("It is blue.<|im_start|>user") == "answer not clean text"
 
 
 def test_sections_end_with_a_sentence(tmp_path: Path) -> None:

@@ -65,24 +65,44 @@ CHATS: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
 
 VERDICTS = {
     "mmmmm": """
+axolotl/alpaca.jinja
+axolotl/command_a.jinja
+axolotl/deepseek_v2.jinja
+axolotl/exaone.jinja
 axolotl/exaone4.jinja
+axolotl/llama3.jinja
 axolotl/llama3_2_vision.jinja
 axolotl/llava.jinja
+axolotl/phi_3.jinja
 axolotl/phi_4.jinja
+chat_templates/granite-3.0-instruct.jinja
 chat_templates/qwen2.5-instruct.jinja
 examples/CISCai/Mistral-7B-Instruct-v0.3-SOTA-GGUF
 examples/CohereLabs/command-a-reasoning-08-2025
+examples/HuggingFaceH4/zephyr-7b-beta (add_generation_prompt=true)
+examples/HuggingFaceH4/zephyr-7b-gemma-v0.1
 examples/HuggingFaceTB/SmolLM3-3B
 examples/LiquidAI/LFM2.5-VL-450M
+examples/Qwen/Qwen1.5-72B-Chat
 examples/Qwen/Qwen2.5-7B-Instruct
+examples/Qwen/Qwen2.5-VL-7B-Instruct
+examples/_base
+examples/abacusai/Smaug-34B-v0.1
 examples/ai21labs/AI21-Jamba-Large-1.6
+examples/bloom
+examples/cognitivecomputations/dolphin-2.5-mixtral-8x7b
 examples/deepseek-ai/DeepSeek-R1
+examples/deepseek-ai/deepseek-llm-7b-chat
+examples/gpt_neox
+examples/internlm/internlm2-chat-7b
 examples/meetkai/functionary-medium-v2.2
 examples/meta-llama/Llama-3.1-8B-Instruct
 examples/meta-llama/Llama-3.2-11B-Vision-Instruct
+examples/whisper
 llama_cpp/ByteDance-Seed-OSS.jinja
 llama_cpp/GigaChat3-10B-A1.8B.jinja
 llama_cpp/GigaChat3.1-10B-A1.8B.jinja
+llama_cpp/LFM2-8B-A1B.jinja
 llama_cpp/LFM2.5-8B-A1B.jinja
 llama_cpp/MiMo-VL.jinja
 llama_cpp/MiniMax-M1.jinja
@@ -93,6 +113,7 @@ llama_cpp/Qwen3-Coder.jinja
 llama_cpp/deepseek-ai-DeepSeek-V3.1.jinja
 llama_cpp/deepseek-ai-DeepSeek-V4-Flash-0731.jinja
 llama_cpp/deepseek-ai-DeepSeek-V4.jinja
+llama_cpp/ibm-granite-granite-3.3-2B-Instruct.jinja
 llama_cpp/ibm-granite-granite-4.0.jinja
 llama_cpp/inclusionai-ling-3.0-flash.jinja
 llama_cpp/meetkai-functionary-medium-v3.1.jinja
@@ -106,66 +127,33 @@ llama_cpp/poolside-Laguna-XS-2.1.jinja
 trl/deepseekv3_training.jinja
 trl/gptoss_training.jinja
 trl/idefics3_training.jinja
+trl/lfm2.jinja
 trl/lfm2_training.jinja
+trl/llama3.jinja
 trl/llama3_2.jinja
 trl/llama3_training.jinja
 trl/nemotron_3_super_training.jinja
 trl/nemotron_3_ultra_training.jinja
+trl/phi3.jinja
 trl/phi3_5_training.jinja
 trl/phi3_training.jinja
 trl/qwen2_5_training.jinja
+trl/qwen2_5_vl.jinja
 trl/qwen3_5_think_training.jinja
 trl/qwen3_6_training.jinja
 trl/qwen3_instruct_2507.jinja
 trl/qwen3_training.jinja
 trl/qwen3_vl.jinja
+vllm/template_chatml.jinja
+vllm/template_falcon.jinja
+vllm/template_falcon_180b.jinja
 vllm/tool_chat_template_granite.jinja
 vllm/tool_chat_template_internlm2_tool.jinja
 vllm/tool_chat_template_llama3.2_json.jinja
 vllm/tool_chat_template_llama3.2_pythonic.jinja
 vllm/tool_chat_template_llama4_pythonic.jinja
 vllm/tool_chat_template_phi4_mini.jinja
-""",
-    "mmmmp": """
-axolotl/alpaca.jinja
-axolotl/command_a.jinja
-axolotl/deepseek_v2.jinja
-axolotl/exaone.jinja
-axolotl/llama3.jinja
-axolotl/phi_3.jinja
-chat_templates/granite-3.0-instruct.jinja
-examples/HuggingFaceH4/zephyr-7b-beta (add_generation_prompt=true)
-examples/HuggingFaceH4/zephyr-7b-gemma-v0.1
-examples/Qwen/Qwen1.5-72B-Chat
-examples/Qwen/Qwen2.5-VL-7B-Instruct
-examples/TheBloke/deepseek-coder-33B-instruct-AWQ
-examples/_base
-examples/abacusai/Smaug-34B-v0.1
-examples/bloom
-examples/cognitivecomputations/dolphin-2.5-mixtral-8x7b
-examples/deepseek-ai/deepseek-llm-7b-chat
-examples/gpt_neox
-examples/internlm/internlm2-chat-7b
-examples/maywell/Synatra-Mixtral-8x7B
-examples/upstage/SOLAR-10.7B-Instruct-v1.0
-examples/whisper
-llama_cpp/Apertus-8B-Instruct.jinja
-llama_cpp/LFM2-8B-A1B.jinja
-llama_cpp/ibm-granite-granite-3.3-2B-Instruct.jinja
-trl/lfm2.jinja
-trl/llama3.jinja
-trl/phi3.jinja
-trl/qwen2_5_vl.jinja
-vllm/template_baichuan.jinja
-vllm/template_chatglm2.jinja
-vllm/template_chatml.jinja
-vllm/template_falcon.jinja
-vllm/template_falcon_180b.jinja
-vllm/template_teleflm.jinja
-vllm/tool_chat_template_hermes.jinja
-vllm_default/template_basic.jinja
 vllm_default/template_blip2.jinja
-vllm_default/template_fuyu.jinja
 """,
     "mmmmr": """
 axolotl/aya.jinja
@@ -193,19 +181,31 @@ chat_templates/vicuna.jinja
 examples/codellama/CodeLlama-70b-Instruct-hf
 llama_cpp/llama-cpp-deepseek-r1.jinja
 """,
+    "mmmmp": """
+examples/maywell/Synatra-Mixtral-8x7B
+examples/upstage/SOLAR-10.7B-Instruct-v1.0
+llama_cpp/Apertus-8B-Instruct.jinja
+vllm/template_baichuan.jinja
+vllm/template_chatglm2.jinja
+vllm/template_teleflm.jinja
+vllm/tool_chat_template_hermes.jinja
+vllm_default/template_basic.jinja
+vllm_default/template_fuyu.jinja
+""",
+    "mssss": """
+axolotl/metharme.jinja
+examples/Qwen/Qwen3.5-4B
+llama_cpp/Qwen3.5-4B.jinja
+llama_cpp/StepFun3.5-Flash.jinja
+trl/qwen3.jinja
+trl/qwen3_5_think.jinja
+""",
     "mmrmr": """
 axolotl/gemma.jinja
 examples/mistralai/Mixtral-8x7B-Instruct-v0.1
 llama_cpp/google-gemma-2-2b-it.jinja
 trl/gemma.jinja
 trl/gemma_training.jinja
-""",
-    "mssss": """
-examples/Qwen/Qwen3.5-4B
-llama_cpp/Qwen3.5-4B.jinja
-llama_cpp/StepFun3.5-Flash.jinja
-trl/qwen3.jinja
-trl/qwen3_5_think.jinja
 """,
     "xxxxp": """
 axolotl/gemma4.jinja
@@ -242,6 +242,7 @@ vllm/template_vlm2vec.jinja
     "mmmms": """
 axolotl/command_a_tool_use.jinja
 examples/CohereLabs/c4ai-command-a-03-2025
+examples/TheBloke/deepseek-coder-33B-instruct-AWQ
 llama_cpp/unsloth-Apriel-1.5.jinja
 """,
     "msssm": """
@@ -254,10 +255,6 @@ chat_templates/llama-2-chat.jinja
 chat_templates/mistral-instruct.jinja
 vllm_default/template_deepseek_vl2.jinja
 """,
-    "msssp": """
-axolotl/metharme.jinja
-llama_cpp/NVIDIA-Nemotron-Nano-v2.jinja
-""",
     "mssxs": """
 axolotl/qwen3.jinja
 axolotl/qwen3_5.jinja
@@ -269,6 +266,9 @@ llama_cpp/Spark2.5.jinja
     "xxxsx": """
 trl/nemotron_3_nano.jinja
 trl/nemotron_3_super.jinja
+""",
+    "msssp": """
+llama_cpp/NVIDIA-Nemotron-Nano-v2.jinja
 """,
     "mmmps": """
 llama_cpp/tencent-Hy3.jinja
@@ -359,14 +359,14 @@ class Reference:
         return [text for text in texts if text is not None]
 
     def can(self, k: int) -> bool:
-        """Whether some text of the chat starts as a server would send it before reply `k`, and then has the reply."""
-        prompt, message = self.prompt(k), self.messages[k]
-        said = [call["function"]["name"] for call in message.get("tool_calls", [])] or [content(message)]
+        """Whether some text of the chat starts as a server would send it before reply `k`, and goes on with its words;
+        without words, whether anything is written of it."""
+        prompt, said = self.prompt(k), content(self.messages[k])
         if prompt is None:
             return False
-        return any(
-            text.startswith(prompt) and all(one in text[len(prompt) :] for one in said) for text in self.texts(k)
-        )
+        texts = self.texts(k) if said else self.texts(k)[:1]
+        rests = [text[len(prompt) :] for text in texts if text.startswith(prompt)]
+        return any(rest.strip() and said in rest for rest in rests)
 
 
 def content(message: dict[str, Any]) -> str:
@@ -375,10 +375,12 @@ def content(message: dict[str, Any]) -> str:
     return found if isinstance(found, str) else "".join(part["text"] for part in found)
 
 
-def runs(tokenizer: Any, row: Masked) -> Iterator[tuple[list[int], str]]:
-    """(ids before it, its text) of each supervised run."""
+def runs(tokenizer: Any, row: Masked, prompts: list[list[int]]) -> Iterator[tuple[list[int], str]]:
+    """(ids before it, its text) of each supervised run; one ends where a server would send a prompt."""
+    starts = {len(prompt) for prompt in prompts if row.ids[: len(prompt)] == prompt}
+    of = [sum(start <= place for start in starts) for place in range(len(row.ids))]
     place = 0
-    for supervised, run in itertools.groupby(row.mask):
+    for (supervised, _), run in itertools.groupby(zip(row.mask, of, strict=True)):
         length = len(list(run))
         if supervised:
             yield row.ids[:place], tokenizer.decode(row.ids[place : place + length])
@@ -389,8 +391,9 @@ def proved(reference: Reference, rows: list[Masked], replies: list[int]) -> list
     """The replies that the rows supervise; each run has to be one, behind exactly what a server would send."""
     tokenizer, found = reference.tokenizer, []
     prompts = {k: reference.prompt(k) for k in replies}
+    sent = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts.values() if prompt]
     for row in rows:
-        for before, text in runs(tokenizer, row):
+        for before, text in runs(tokenizer, row, sent):
             k = next(k for k in replies if prompts[k] is not None and tokenizer.decode(before) == prompts[k])
             assert before == tokenizer(prompts[k], add_special_tokens=False)["input_ids"]
             assert content(reference.messages[k]) in text

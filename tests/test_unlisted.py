@@ -28,11 +28,11 @@ UNLISTED: dict[str, tuple[str, str]] = {
         "{% endif %}",
     ),
     "no system": (
-        "mmrmp",
+        "mmrmm",
         LOOP + "{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + TURN + OPEN,
     ),
     "turns of one role merged": (
-        "mmmmp",
+        "mmmmm",
         "{% set ns = namespace(role='') %}" + LOOP + "{% if m.role != ns.role %}{{ '<|im_end|>\n' if ns.role }}"
         "<|im_start|>{{ m.role }}\n{% else %}\n\n{% endif %}{{ m.content }}{% set ns.role = m.role %}{% endfor %}"
         "<|im_end|>\n{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
@@ -47,19 +47,19 @@ UNLISTED: dict[str, tuple[str, str]] = {
         "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
         + LOOP + "<|im_start|>{{ m.role }}\n{{ m.content }}" + CALLS + "<|im_end|>\n" + OPEN,
     ),
-    "a beginning that the tokenizer adds, too": ("mmmmp", "{{ bos_token }}" + LOOP + TURN + OPEN),
+    "a beginning that the tokenizer adds, too": ("mmmmm", "{{ bos_token }}" + LOOP + TURN + OPEN),
     "calls end otherwise than replies": (
         "mmmmm",
         LOOP + "<|im_start|>{{ m.role }}\n{{ m.content }}" + CALLS
         + "{{ '<|eom|>' if m.tool_calls else '<|eot|>' }}" + OPEN,
     ),
     "the last reply has no end": (
-        "mmmmp",
+        "mmmmm",
         LOOP + "<|im_start|>{{ m.role }}\n{{ m.content }}{{ '<|im_end|>\n' if not loop.last or m.role != 'assistant' }}"
         + OPEN,
     ),
     "the last reply alone has an end": (
-        "msssp",
+        "mssss",
         LOOP + "{{ m.role }}: {{ m.content }}{{ eos_token if loop.last and m.role == 'assistant' else '\n' }}"
         "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
     ),
@@ -69,28 +69,28 @@ UNLISTED: dict[str, tuple[str, str]] = {
         "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n" + OPEN,
     ),
     "trimmed": (
-        "mmmmp",
+        "mmmmm",
         LOOP + "{{ m.role | upper | trim }}: {{ m.content | trim }}{{ eos_token if m.role == 'assistant' }}\n"
         "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}",
     ),
     "the system in the last question": (
-        "mmsmp",
+        "mmsmm",
         "{% set system = messages[0].content if messages[0].role == 'system' else '' %}{% set said = messages[1:] if "
         "system else messages %}{% for m in said %}{% if m.role == 'assistant' %} {{ m.content }}</s>{% else %}[INST] "
         "{{ system ~ '\n\n' if system and (loop.last or loop.revindex == 2 and said[-1].role == 'assistant') }}"
         "{{ m.content }}[/INST]{% endif %}{% endfor %}",
     ),
     "a reply is always opened": (
-        "mmmmp",
+        "mmmmm",
         LOOP + TURN + "{% endfor %}{% if messages[-1].role != 'assistant' %}<|im_start|>assistant\n{% endif %}",
     ),
     "the end of a reply stands before the next turn": (
-        "mmmmp",
+        "mmmmm",
         LOOP + "{{ '<|im_end|>\n' if not loop.first }}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}<|im_end|>\n<|im_start|>assistant\n{% endif %}",
     ),
     "turns are numbered": (  # the space that opens a reply and its first letter are one token
-        "msssp",
+        "msssm",
         LOOP + "[{{ (loop.index + 1) // 2 }}] {{ m.role }}: {{ m.content }}</s>{% endfor %}"
         "{% if add_generation_prompt %}[{{ (messages|length + 2) // 2 }}] assistant: {% endif %}",
     ),
