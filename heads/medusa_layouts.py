@@ -234,6 +234,7 @@ def tensorrt(config: MedusaConfig, tensors: Tensors, backbone: Backbone | None) 
 
 def vllm(config: MedusaConfig, tensors: Tensors, backbone: Backbone | None) -> Files:
     """vLLM's, which can share a projection and truncate the vocabulary."""
+    refuse(_no_form("vLLM"), _own_and_truncated(config))
     kept = {name: one for name, one in tensors.items() if name not in ("d2t", "t2d")}
     if config.projection == "shared":
         model = needed(backbone, "vLLM reads a shared projection from the head's file, and it is the backbone's")
@@ -259,6 +260,15 @@ def vllm(config: MedusaConfig, tensors: Tensors, backbone: Backbone | None) -> F
         "torch_dtype": dtype_name(tensors),
     }
     return Files(made, renamed(kept, _VLLM, out=True))
+
+
+def _own_and_truncated(config: MedusaConfig) -> Iterator[str]:
+    """0.32.0 cuts only a projection that all heads share; those of their own have to have a row for every token."""
+    if config.projection == "own" and config.draft_vocab_size != config.vocab_size:
+        yield (
+            f"projections of their own have {config.draft_vocab_size} of {config.vocab_size} rows, and it wants all: "
+            "train with head.projection=shared, or without a draft vocabulary"
+        )
 
 
 def _official_config(config: MedusaConfig) -> Config:

@@ -61,7 +61,7 @@ CASES: list[tuple[str, dict[str, Any], str, bool, set[str]]] = [
     ("medusa", {}, "llama", True, {"vllm"}),
     ("medusa", {"num_heads": 2, "num_blocks": 3}, "qwen3", False, set(FORMATS)),
     ("medusa", {"num_heads": 5, "projection": "own"}, "llama", False, set(FORMATS) - {"medusa-v2"}),
-    ("medusa", {"num_heads": 2, "num_blocks": 2, "projection": "own"}, "llama", True, {"vllm"}),
+    ("medusa", {"num_heads": 2, "num_blocks": 2, "projection": "own"}, "llama", True, set()),
     ("hydra", {}, "llama", False, {"hydra"}),
     ("hydra", {}, "llama", True, set()),
     ("hydra", {"num_heads": 2, "num_blocks": 3, "projection": "own"}, "llama", False, {"hydra"}),
