@@ -5,6 +5,31 @@ threads=${OMP_NUM_THREADS:-1} # of each process
 
 fail() { echo "$(basename "$0" .sh): $*; see $0 --help" >&2; exit 2; }
 
+# read_options VALUED FLAGS ARGUMENTS...: sets the variable of each option, by its name (`dry` for --dry-run, which all
+# of them take, as they do --help); the recipe and what follows it are `rest`
+read_options() {
+  local valued=" $1 " flags=" dry-run${2:+ $2} " name
+  shift 2
+  while [[ ${1:-} == -* ]]; do
+    name=${1#--}
+    if [ "$1" = -h ] || [ "$1" = --help ]; then
+      sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0" # the comment at the top of the script
+      exit
+    elif [[ $1 == --* && $valued == *" $name "* ]]; then
+      [ $# -gt 1 ] || fail "$1 needs a value"
+      if [ "$name" = sbatch ]; then sbatch+=("$2"); else printf -v "$name" %s "$2"; fi
+      shift
+    elif [[ $1 == --* && $flags == *" $name "* ]]; then
+      printf -v "${name%-run}" yes
+    else
+      fail "unknown option $1"
+    fi
+    shift
+  done
+  [ $# -gt 0 ] || fail "a recipe is missing"
+  rest=("$@")
+}
+
 # count_processes N: fills in how many processes a machine has, by its GPUs, or N on the processor
 count_processes() {
   if [ -z "$processes" ]; then

@@ -15,24 +15,8 @@
 set -euo pipefail
 . "$(dirname "$0")/launch_common.sh"
 
-config='' processes='' port=0 cpu='' dry='' check=()
-while [ $# -gt 0 ]; do
-  case $1 in
-    -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
-    --config | --processes | --port)
-      [ $# -gt 1 ] || fail "$1 needs a value"
-      printf -v "${1#--}" %s "$2"
-      shift
-      ;;
-    --cpu) cpu=yes ;;
-    --check) check=(--check) ;;
-    --dry-run) dry=yes ;;
-    -*) fail "unknown option $1" ;;
-    *) break ;;
-  esac
-  shift
-done
-[ $# -gt 0 ] || fail "a recipe is missing"
+config='' processes='' port=0 cpu='' dry='' check=''
+read_options 'config processes port' 'cpu check' "$@"
 [[ $port =~ ^[0-9]+$ ]] || fail "--port is $port, no number"
 
 count_processes 2
@@ -42,4 +26,4 @@ fi
 options=(--num_processes "$processes" --num_cpu_threads_per_process "$threads")
 [ "$processes" = 1 ] || options+=(--main_process_port "$port")
 [ -z "$cpu" ] || [ "$processes" != 1 ] || [ "$config" != gpu ] || options+=(--cpu)
-launch "${options[@]}" -m headstart train "$@" ${check[@]+"${check[@]}"}
+launch "${options[@]}" -m headstart train "${rest[@]}" ${check:+--check}

@@ -19,24 +19,8 @@
 set -euo pipefail
 . "$(dirname "$0")/launch_common.sh"
 
-nodes=2 rank=${SLURM_NODEID:-0} address=127.0.0.1 port=29500 config=nodes processes='' cpu='' dry='' check=()
-while [ $# -gt 0 ]; do
-  case $1 in
-    -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
-    --nodes | --rank | --address | --port | --config | --processes)
-      [ $# -gt 1 ] || fail "$1 needs a value"
-      printf -v "${1#--}" %s "$2"
-      shift
-      ;;
-    --cpu) cpu=yes ;;
-    --check) check=(--check) ;;
-    --dry-run) dry=yes ;;
-    -*) fail "unknown option $1" ;;
-    *) break ;;
-  esac
-  shift
-done
-[ $# -gt 0 ] || fail "a recipe is missing"
+nodes=2 rank=${SLURM_NODEID:-0} address=127.0.0.1 port=29500 config=nodes processes='' cpu='' dry='' check=''
+read_options 'nodes rank address port config processes' 'cpu check' "$@"
 [[ $nodes =~ ^[1-9][0-9]*$ && $nodes -gt 1 ]] || fail "--nodes is $nodes; 2 or more, and scripts/launch_node.sh for one"
 [[ $rank =~ ^[0-9]+$ && $rank -lt $nodes ]] || fail "--rank is $rank; 0 to $((nodes - 1)) of $nodes machines"
 [[ $port =~ ^[1-9][0-9]*$ ]] || fail "--port is $port, no port"
@@ -44,4 +28,4 @@ done
 count_processes 1
 launch --num_machines "$nodes" --machine_rank "$rank" --main_process_ip "$address" --main_process_port "$port" \
   --num_processes $((nodes * processes)) --num_cpu_threads_per_process "$threads" \
-  -m headstart train "$@" ${check[@]+"${check[@]}"}
+  -m headstart train "${rest[@]}" ${check:+--check}

@@ -15,27 +15,8 @@
 set -euo pipefail
 . "$(dirname "$0")/launch_common.sh"
 
-nodes=2 processes=8 config='' port=29500 time=24:00:00 name=headstart dry='' own=()
-while [ $# -gt 0 ]; do
-  case $1 in
-    -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
-    --nodes | --processes | --config | --port | --time | --name)
-      [ $# -gt 1 ] || fail "$1 needs a value"
-      printf -v "${1#--}" %s "$2"
-      shift
-      ;;
-    --sbatch)
-      [ $# -gt 1 ] || fail "$1 needs a value"
-      own+=("$2")
-      shift
-      ;;
-    --dry-run) dry=yes ;;
-    -*) fail "unknown option $1" ;;
-    *) break ;;
-  esac
-  shift
-done
-[ $# -gt 0 ] || fail "a recipe is missing"
+nodes=2 processes=8 config='' port=29500 time=24:00:00 name=headstart dry='' sbatch=()
+read_options 'nodes processes config port time name sbatch' '' "$@"
 for one in nodes processes port; do
   [[ ${!one} =~ ^[1-9][0-9]*$ ]] || fail "--$one is ${!one}, no number above 0"
 done
@@ -46,9 +27,9 @@ start=("$scripts/launch_node.sh" --processes "$processes")
 # the first machine is known once the job runs, and the rank of each on that machine (launch_nodes.sh reads it)
 line=$(printf '%q ' srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --kill-on-bad-exit=1 "${start[@]}")
 [ "$nodes" = 1 ] || line+='--address "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)" '
-line+=$(printf '%q ' "$@")
+line+=$(printf '%q ' "${rest[@]}")
 command=(sbatch --job-name="$name" --nodes="$nodes" --ntasks-per-node=1 --gpus-per-node="$processes" --time="$time"
-  --signal=TERM@120 ${own[@]+"${own[@]}"} --wrap="exec $line")
+  --signal=TERM@120 ${sbatch[@]+"${sbatch[@]}"} --wrap="exec $line")
 if [ "$dry" ]; then
   printf '%q ' "${command[@]}"
   echo

@@ -10,6 +10,7 @@ import runs
 
 import zoo
 from headstart.heads.format import load_head
+from headstart.heads.methods import TRAINABLE
 from headstart.training.loop import train
 from headstart.training.recipe import load_recipe
 
@@ -21,6 +22,10 @@ def chats(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in zoo.chats(24)))
     return path
+
+
+def test_every_method_has_a_recipe():
+    assert {load_recipe(path).method for path in CONFIGS} == set(TRAINABLE)
 
 
 @pytest.mark.parametrize("cache", [None, "auto"], ids=["online", "cached"])

@@ -12,9 +12,13 @@ from types import SimpleNamespace
 import launches
 import pytest
 import runs
+import torch
+from accelerate import disk_offload
 from launches import Launch, needs_compiler, needs_deepspeed
 
+import zoo
 from headstart.errors import UserError
+from headstart.heads.backbone import Backbone
 from headstart.training import checkpoints
 from headstart.training.layout import Layout
 from headstart.training.loop import train
@@ -190,8 +194,9 @@ def test_scripts_tell_what_they_take(script, tmp_path):
     with Launch(tmp_path, script, "--help") as launch:
         said = launch.succeed()
     source = (launches.ROOT / "scripts" / script).read_text()
-    for option in {"--dry-run", *re.findall(r"^    (--[a-z |-]+)\)", source, re.MULTILINE)}:
-        assert all(one.strip() in said for one in option.split("|")), option
+    (taken,) = re.findall(r"^read_options '(.*)' '(.*)' ", source, re.MULTILINE)
+    for option in ("dry-run", *" ".join(taken).split()):
+        assert f"--{option} " in said, option
     with Launch(tmp_path, script, "--processes", "2", "--dry-run") as launch:
         assert (launch.wait(), "a recipe is missing" in launch.said) == (2, True)
     with Launch(tmp_path, script, "--nods", "2") as launch:
@@ -246,12 +251,17 @@ def test_a_job_of_slurm_starts_the_script_on_each_machine(tmp_path):
 
 
 def test_one_process_spreads_a_backbone_and_several_do_not(tmp_path, rows, monkeypatch):
-    """`device_map`, as far as a machine without GPUs goes: all of it on the one device that there is."""
+    """`device_map`, as far as a machine without GPUs goes: all of it on the one device that there is; and a backbone of
+    which that device holds a layer at a time, as where all GPUs together are too small."""
     launches.backbone(tmp_path / "backbone")
-    path = launches.recipe(tmp_path, rows, "medusa", optim__max_steps=2)
+    path = launches.recipe(tmp_path, rows, "eagle3", optim__max_steps=2)
     for name, given in (("spread", {"device_map": "auto"}), ("plain", {})):
         launches.alone(path, tmp_path / name, given)
-    assert runs.same_bits(runs.weights(tmp_path / "spread"), runs.weights(tmp_path / "plain"))
+    elsewhere = Backbone(disk_offload(zoo.model(), tmp_path / "weights", torch.device("cpu")), zoo.tokenizer())
+    train(path, {"run": str(tmp_path / "elsewhere")}, backbone=elsewhere)
+    assert next(elsewhere.layers[0].parameters()).is_meta
+    for name in ("spread", "elsewhere"):
+        assert runs.same_bits(runs.weights(tmp_path / name), runs.weights(tmp_path / "plain"))
     many = SimpleNamespace(num_processes=2, distributed_type="MULTI_GPU")
     with pytest.raises(UserError, match="device_map is auto: one process spreads the backbone"):
         Layout(many).check(load_recipe(path, {"device_map": "auto"}))

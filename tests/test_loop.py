@@ -77,11 +77,13 @@ def test_a_run_leaves_a_head_that_loads_and_what_it_measured(method, rows, tmp_p
     steps = len(metrics)
     assert [line["step"] for line in metrics] == list(range(1, steps + 1))
     told = {"lr", "loss", "loss_by_depth", "accuracy", "gradient_norm", "tokens", "tokens_per_second", "seconds"}
+    told |= {"seconds_left", "memory_gib", "epoch"}
     assert told <= metrics[0].keys()
     assert metrics[-1]["lr"] == pytest.approx(0.05 * 3e-3)
     held = [line for line in runs.lines(run) if "held_out" in line]
     assert [line["step"] for line in held] == sorted({*range(2, steps + 1, 2), steps})
-    assert {"accuracy", "estimated_acceptance_length", "acceptance_length"} <= held[-1]["held_out"].keys()
+    lengths = {"estimated_acceptance_length", "acceptance_length", "acceptance", "tree"}
+    assert {"loss", "loss_by_depth", "accuracy", *lengths} <= held[-1]["held_out"].keys()
     said = capsys.readouterr().err
     assert "held-out loss" in said
     assert "tokens/s" in said
@@ -154,6 +156,27 @@ def test_weights_stay_fp32_and_norms_move_under_bf16(rows, tmp_path):
         assert after[name].dtype == torch.float32
         assert (after[name] != weight).float().mean() > 0.9, name
         assert (after[name] - weight).abs().max() < 2e-3
+
+
+def test_a_long_gradient_is_scaled_down_to_the_length_of_clip(rows, tmp_path):
+    """And the norm that is reported is the one before that."""
+    taken, norms = {}, {}
+    for clip in (0.01, 1e9, None):
+        setup = set_up(runs.recipe(tmp_path / "run", rows, "eagle3", optim__clip=clip), zoo.backbone())
+        plain = setup.layout.step
+
+        def step(setup=setup, plain=plain, clip=clip):
+            taken[clip] = torch.cat([one.grad.flatten() for one in setup.parameters])
+            plain()
+
+        setup.layout.step = step
+        batches, counts, *_ = loop.agree(setup, setup.batches.forwards(0))
+        _, norms[clip] = loop.optimize(setup, batches, counts, 1e-3, 0)
+    whole = float(taken[None].norm())
+    assert whole > 0.1
+    assert norms == pytest.approx(dict.fromkeys(norms, whole))
+    torch.testing.assert_close(taken[0.01], taken[None] * (0.01 / whole), rtol=1e-3, atol=1e-8)
+    assert torch.equal(taken[1e9], taken[None])
 
 
 def test_training_goes_on_behind_a_long_generation(rows, tmp_path):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import runs
 import torch
 
 import zoo
+from headstart.data.prepare import PrepareSettings, prepare
 from headstart.errors import UserError
-from headstart.heads.format import save_head
+from headstart.heads import chat
+from headstart.heads.backbone import Backbone
+from headstart.heads.format import load_head, save_head
 from headstart.heads.methods import METHODS
 from headstart.training.batches import Rows
+from headstart.training.loop import train
 from headstart.training.recipe import Recipe
 from headstart.training.start import counted, first_head
 
@@ -80,3 +86,20 @@ def test_a_run_begins_with_a_head(tmp_path, stored):
     kept = runs.weights(tmp_path / "warm")
     assert torch.equal(kept["d2t"], stored[1].vocab.d2t)
     torch.testing.assert_close(kept["lm_head.weight"], stored[1].lm_head.weight.detach(), rtol=0, atol=1e-5)
+
+
+def test_a_head_records_the_template_of_its_rows(tmp_path):
+    """B015: also where it is not that of the backbone; whoever loads it beside that one is warned."""
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in zoo.chats(6)))
+    template, own = tmp_path / "other.jinja", zoo.tokenizer()
+    template.write_text("{#- another -#}" + own.chat_template)
+    made = PrepareSettings(input=[str(tmp_path / "chats.jsonl")], out=tmp_path / "rows", chat_template=str(template))
+    prepare(own, made)
+    with pytest.warns(UserWarning, match="was prepared with the template .*other.jinja"):
+        head = train(runs.recipe(tmp_path / "run", made.out, optim__max_steps=1), backbone=zoo.backbone())
+    changed = chat.with_template(own, template)
+    recorded = load_head(head).config.template_hash
+    assert recorded == chat.fingerprint(changed)["template"] != chat.fingerprint(own)["template"]
+    with pytest.warns(UserWarning, match="was trained on chat template"):
+        load_head(head, zoo.backbone())
+    load_head(head, Backbone(zoo.model(), changed))

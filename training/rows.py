@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.prepare import META, PrepareSettings, load_prepared, prepare, tokenizer_of
-from ..data.store import Damaged
+from ..data.store import Damaged, read_meta
 from ..errors import UserError, first_line
 from ..files import cache_folder, text_hash
 from ..heads import chat
@@ -28,7 +28,7 @@ def prepared_rows(data: DataSettings, backbone: Any) -> Rows:
         UserError: a file is missing or wrong, or a prepared folder is given beside others.
     """
     given = [Path(name).resolve() if Path(name).exists() else name for name in data.train]
-    folders = [name for name in data.train if (Path(name) / META).is_file()]
+    folders = _prepared(data)
     if folders and len(given) > 1:
         raise UserError(f"data.train names {folders[0]}, which is prepared; give it alone, or give chats only")
     if folders:
@@ -41,6 +41,16 @@ def prepared_rows(data: DataSettings, backbone: Any) -> Rows:
         print(f"{error}\n{settings.out}: made anew", file=sys.stderr)
         shutil.rmtree(settings.out)
         return _found(backbone, settings)
+
+
+def template_of(data: DataSettings) -> str | None:
+    """Fingerprint of the template that a prepared folder was rendered by; None where rows are by the backbone's own."""
+    folders = _prepared(data)
+    return str(read_meta(Path(folders[0]))["source"]["template"]) if folders else None
+
+
+def _prepared(data: DataSettings) -> list[str]:
+    return [name for name in data.train if (Path(name) / META).is_file()]
 
 
 def _found(backbone: Any, settings: PrepareSettings) -> Rows:

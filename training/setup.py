@@ -34,7 +34,7 @@ from .objective import Objective
 from .optimizer import build_optimizer
 from .processes import in_step, in_turns, layout_of, meet, same_on_all
 from .recipe import Recipe
-from .rows import prepared_rows
+from .rows import prepared_rows, template_of
 from .schedule import Schedule
 from .start import first_head
 
@@ -109,6 +109,7 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     rows, held_out = prepared.parted(recipe.data.held_out, recipe.data.max_length)
     batches = Batches(rows, recipe.batch, recipe.seed, rank=accelerator.process_index, world=accelerator.num_processes)
     head = first_head(recipe, method, backbone, rows)
+    head.config.template_hash = template_of(recipe.data) or head.config.template_hash
     if recipe.data.cache is not None:
         reads, together = Reads.of(head), partial(in_step, layout, backbone)
         rows.cache = held_out.cache = features_of(
