@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..errors import UserError, first_line
+from ..errors import UserError
 from ..files import whole_folder, write_whole
 from ..settings import build, dump
 from .adapter import FOLDER as ADAPTER
@@ -29,7 +29,9 @@ from .adapter import Adapter, apply
 from .assembly import assembled, outside, some
 from .backbone import Backbone
 from .base import DraftHead
+from .card import Card
 from .exchange import import_head
+from .hub import fetched, is_id
 from .methods import METHODS
 from .weights import read_config
 
@@ -107,7 +109,7 @@ def save_head(
         except SafetensorError as error:  # it hides the system's own error, a full disk say
             raise UserError(f"{folder}: cannot be written ({error})") from error
         write_whole(part / _CONFIG, json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
-        write_whole(part / _CARD, _card(manifest))
+        write_whole(part / _CARD, str(_card(manifest)))
         if adapter:
             adapter.save(part / ADAPTER)
     return folder
@@ -120,16 +122,18 @@ def load_head(
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
     revision: str | None = None,
+    token: str | None = None,
     adapter: bool | None = None,
 ) -> DraftHead:
     """A head from a folder or a Hub id.
 
     Args:
-        source: the folder of a head or of the run that trained it, or "user/name".
+        source: the folder of a head or of the run that trained it, "user/name" or "user/name@revision".
         backbone: what it is to be bound to; None: `head.bind` has to be called before it is used.
         dtype: None: the backbone's; without one, as stored.
         device: None: the backbone's; without one, the CPU.
-        revision: of a Hub repository.
+        revision: of a Hub repository: branch, tag or commit.
+        token: for it; None: HF_TOKEN, or that of `hf auth login`.
         adapter: of a head that was trained on a changed backbone (Medusa-2): True takes the adapter beside it into the
             backbone in memory, whose answers are then other ones; False lets it draft for the backbone as it is.
 
@@ -137,7 +141,7 @@ def load_head(
         UserError: there is no such head, it is of another format, its files are damaged, incomplete or contradict each
             other, or it was made for another backbone.
     """
-    folder = _folder(source, revision)
+    folder = place_of(source, revision, token)
     own = folder.is_dir() and is_own(folder)
     head = _own(folder) if own else import_head(folder, backbone)
     if backbone is not None:
@@ -168,13 +172,11 @@ def provenance_of(source: str | Path, revision: str | None = None) -> dict[str, 
     Raises:
         UserError: as `load_head`.
     """
-    folder = _folder(source, revision)
+    folder = place_of(source, revision)
     return _manifest(folder).provenance if folder.is_dir() and is_own(folder) else {}
 
 
 _FILES = {_CONFIG, _WEIGHTS, _CARD, ADAPTER}
-_SAFE = [_CONFIG, "*.safetensors", "*.index.json", f"{ADAPTER}/*.json"]
-_PICKLED = [_CONFIG, "*.bin", "*.pt", "*.index.json"]
 
 
 def _adapt(head: DraftHead, backbone: Backbone, folder: Path, wanted: bool | None) -> None:
@@ -195,28 +197,23 @@ def _adapt(head: DraftHead, backbone: Backbone, folder: Path, wanted: bool | Non
         head.bind(backbone)  # anew: what is borrowed may have changed
 
 
-def _folder(source: str | Path, revision: str | None) -> Path:
-    """The folder or file of a source, for a run that of its head; of the Hub, pickles where there is nothing else."""
+def place_of(source: str | Path, revision: str | None = None, token: str | None = None) -> Path:
+    """The folder or file of a source, for a run that of its head; what is on the Hub is fetched.
+
+    Raises:
+        UserError: there is no such thing.
+    """
     if Path(source).is_file():
         path = Path(source)
         return path.parent if path.name == _WEIGHTS and is_own(path.parent) else path
     if Path(source).is_dir():
         inner = Path(source) / "head"
         return inner if (inner / _CONFIG).is_file() and not (Path(source) / _CONFIG).exists() else Path(source)
-    if not isinstance(source, str) or source.count("/") != 1 or source.startswith((".", "/", "~")):
+    if not is_id(source):
         raise UserError(
             f"{source}: no such folder; a head is a folder or a file of weights, or a Hub id like user/name"
         )
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(source, revision=revision, allow_patterns=_SAFE))
-        if not any(folder.glob("*.safetensors")):  # older heads, whose pickles are read as tensors alone
-            folder = Path(snapshot_download(source, revision=revision, allow_patterns=_PICKLED))
-        return folder
-    except (OSError, ValueError) as error:
-        reason = first_line(error)
-        raise UserError(f"{source}: no such folder, and not to be had from the Hub: {reason}") from error
+    return fetched(str(source), revision, token)
 
 
 def _manifest(folder: Path) -> Manifest:
@@ -251,34 +248,18 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path}: cannot be read, it may be cut short ({error})") from None
 
 
-def _card(manifest: Manifest) -> str:
-    """The model card."""
-    backbone = manifest.config["backbone"] or "its backbone"
-    lines = ["---", "library_name: headstart", "pipeline_tag: text-generation"]
-    lines += [f"base_model: {backbone}"] if backbone.count("/") == 1 else []
-    lines += ["tags:", "- speculative-decoding", f"- {manifest.method}", "---", ""]
-    lines += [f"# {manifest.method} head for {backbone}", ""]
-    lines += ["Proposes tokens that the backbone verifies; what is generated is the backbone's own text.", ""]
-    changed = bool(manifest.config.get("adapter_hash"))
-    if changed:
-        lines += ["**The backbone is a changed one:** with `adapter=True` the LoRA beside this head is taken into it,"]
-        lines += ["and what is generated is the text of that model, not of the original.", ""]
-    lines += ["```python", "import headstart as hs", "", f'backbone = hs.load_backbone("{backbone}")']
-    lines += [f'head = hs.load_head("THIS FOLDER OR REPOSITORY", backbone{", adapter=True" if changed else ""})']
-    lines += ['print(hs.Generator(backbone, head).generate("Why is the sky blue?").text)', "```", ""]
-    for title, block in (
-        ("Config", manifest.config),
-        ("Training", manifest.provenance),
-        ("Versions", manifest.versions),
-    ):
-        if block:
-            lines += [f"## {title}", "", "| | |", "|---|---|"]
-            lines += [f"| {key} | {_cell(value)} |" for key, value in block.items()] + [""]
-    return "\n".join(lines)
+def card_of(folder: Path) -> Card:
+    """What a folder in the own format says of itself.
+
+    Raises:
+        UserError: its config cannot be read.
+    """
+    return _card(_manifest(folder))
 
 
-def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+def _card(manifest: Manifest) -> Card:
+    said = {name: getattr(manifest, name) for name in ("method", "config", "provenance", "versions")}
+    return Card(**said)
 
 
 def _names(folder: Path) -> list[str]:

@@ -125,7 +125,7 @@ def _typed(name: str, verb: Verb, settings: list[Setting], rest: list[str]) -> a
         add_flags(parser, settings, verb.positional)
         print(parser.format_help().rstrip())
         return None
-    add_flags(parser, [one for one in settings if one.key not in verb.positional])
+    add_flags(parser, settings)
     cut = rest.index("--") if "--" in rest else len(rest)
     typed, words = parser.parse_known_args(rest[:cut])
     for word in words:
@@ -142,7 +142,7 @@ def _place(words: list[str], name: str, verb: Verb, settings: list[Setting], typ
     """Give the words without a flag to the settings that go without one; a list takes all that are left."""
     kinds = {one.key: one.kind for one in settings}
     for key in verb.positional:
-        if words:
+        if words and not hasattr(typed, key):
             many = kinds[key].startswith("list")
             setattr(typed, key, words if many else words[0])
             words = [] if many else words[1:]

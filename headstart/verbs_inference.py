@@ -13,6 +13,7 @@ from headstart.verb import Verb
 if TYPE_CHECKING:
     from headstart.inference.bench import BenchSettings
     from headstart.inference.proof import ProofSettings
+    from headstart.inference.publish import PushSettings
     from headstart.inference.suite import Question
 
 
@@ -114,6 +115,15 @@ def verify(options: ExactOptions, settings: ProofSettings) -> int:
     return code
 
 
+def push(settings: PushSettings) -> None:
+    from headstart import load_backbone
+    from headstart.inference.publish import publish
+    from headstart.options import silence
+
+    silence()
+    print(publish(settings, load_backbone(settings.backbone) if settings.backbone else None))
+
+
 INFERENCE: dict[str, Verb] = {
     "generate": Verb(
         generate,
@@ -143,6 +153,16 @@ INFERENCE: dict[str, Verb] = {
         (
             "headstart verify --backbone smollm2-135m --head runs/eagle3/head --suite questions.jsonl",
             "headstart verify --backbone smollm2-135m --head ngram --suite shipped --limit 5 --dtype bfloat16",
+        ),
+    ),
+    "push": Verb(
+        push,
+        "Put a head on the Hub, with a card, and a file for transformers' custom_generate.",
+        ("headstart.inference.publish:PushSettings",),
+        ("head", "repo"),
+        (
+            "headstart push runs/eagle3 user/eagle3-head --license apache-2.0 --report reports/one",
+            "headstart push exported/vllm user/head-for-vllm --private",
         ),
     ),
 }

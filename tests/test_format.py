@@ -357,7 +357,7 @@ def test_hub_ids_are_fetched_without_pickles(saved: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
     assert load_head("user/name", revision="v1").method == "eagle3"
     patterns = ["config.json", "*.safetensors", "*.index.json", "adapter/*.json"]
-    assert asked == {"name": "user/name", "revision": "v1", "allow_patterns": patterns}
+    assert asked == {"name": "user/name", "revision": "v1", "allow_patterns": patterns, "token": None}
 
 
 def test_an_unreachable_hub_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +365,7 @@ def test_an_unreachable_hub_is_said_plainly(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match="user/none: no such folder, and not to be had from the Hub"):
+    with pytest.raises(UserError, match="user/none: no such folder; on the Hub: HF_HUB_OFFLINE is set"):
         load_head("user/none")
 
 

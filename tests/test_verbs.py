@@ -94,6 +94,8 @@ def test_train_generate_bench_verify(run, work):
     assert run("export", "--head", "runs/one/head", "--to", "vllm", "--out", "exported") == "exported\n"
     assert "eagle3" in run("inspect", "exported", "--backbone", "backbone")
     assert "nowhere" in run("inspect", "nowhere", code=2)
+    assert run("push", "--head", "runs/one", "user/name", "--out", "pushed") == "pushed\n"
+    assert "user is no" in run("push", "runs/one", "--repo", "user", code=2).replace(":", "")
     assert "did you mean optim.lr?" in run("train", "recipe.yaml", "optim.lrr=1", code=2)
     pytest.importorskip("matplotlib")
     assert run("plot", "runs/one").endswith("\ncurves.png\n")
