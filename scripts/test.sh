@@ -12,7 +12,7 @@ if [ "${1:-}" = --quick ] && [ -x "$venv/bin/pytest" ]; then
   shift
 else
   [ "${1:-}" != --quick ] || shift
-  venv=$(scripts/setup.sh dev,deepspeed) # its tests need a C++ compiler, too, and skip by name without one
+  venv=$(scripts/setup.sh dev,deepspeed,tensorboard,wandb) # DeepSpeed's tests need a C++ compiler, too, and skip by name without one
 fi
 bin=$(cd "$venv/bin" && pwd)
 
@@ -27,7 +27,8 @@ step() {
 step ruff "$bin/ruff" check .
 "$bin/python" scripts/type_layout.py
 step mypy "$bin/mypy"
-step pytest "$bin/python" -m pytest "$@"
+# a test is made for one thread: the cores are used by files of tests side by side
+step pytest "$bin/python" -m pytest -n logical --maxprocesses 4 --dist loadfile "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
   echo "failed: ${failed[*]}" >&2
