@@ -70,7 +70,8 @@ def decoded(text: Any) -> Any:
 def _message(raw: Any, where: str) -> tuple[Message, bool]:
     if not isinstance(raw, dict):
         raise NoChat("unknown shape", f"{where} is a {type(raw).__name__}, not a mapping")
-    role_key, content_key = ("role", "content") if "role" in raw else ("from", "value")
+    role_key = "role" if "role" in raw else "from"
+    content_key = "content" if "content" in raw else "value"
     calls_given = raw.get("tool_calls") or raw.get("function_call")
     if role_key not in raw or (content_key not in raw and not calls_given):
         raise NoChat("unknown shape", f"{where} has keys {', '.join(map(str, raw)) or 'none'}")

@@ -227,8 +227,9 @@ class _Tally:
         if self.settings.strict and any(reason != CUT_OFF for reason in self.skipped.counts):
             raise UserError(f"{self.skipped.told()}\nAccepted rows: {SHAPES}")
         if not self.total["rows"]:
-            why = f"{self.skipped.told()}\nAccepted rows: {SHAPES}" if self.skipped.counts else "there is none"
-            raise UserError(f"no row is left to train on; {why}{self._hint()}")
+            if not self.skipped.counts:
+                raise UserError(f"{', '.join(map(str, self.settings.input))}: holds no row")
+            raise UserError(f"no row is left to train on; {self.skipped.told()}\nAccepted rows: {SHAPES}{self._hint()}")
 
     def counts(self) -> dict[str, Any]:
         names = ("rows", "tokens", "supervised", "truncated", "split", "lost", "cuts")

@@ -2,8 +2,8 @@
 
 - `messages`, `conversations`, `conversation`: a list of messages, or its JSON text
 - a bare list of messages
-- `prompt` (or `question`, `query`) and `response` (or `completion`, `answer`, `output`), as texts or messages; or a
-  prompt alone
+- `prompt` (or `question`, `query`, `input`) and `response` (or `completion`, `answer`, `output`), as texts or messages;
+  or a prompt alone
 - `instruction`, `input`, `output`, with `history` as pairs of question and answer
 - `text`, or a bare text: plain text, which no template touches
 
@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .messages import NoChat, decoded
+from .sources import UNNAMED
 
 LISTS = ("messages", "conversations", "conversation")
-QUESTIONS = ("question", "query")
+QUESTIONS = ("question", "query", "input")
 ANSWERS = ("response", "completion", "answer", "output")
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 SHAPES = (
@@ -57,18 +58,21 @@ def contents_of(row: Any) -> Contents:
         raise NoChat("unknown shape", f"a {type(row).__name__}, not a mapping, a list or a text")
     if found := [name for name in MEDIA if row.get(name) not in (None, "", "[]") and row[name]]:
         raise NoChat("images, audio or video", f"the row has {', '.join(found)}")
+    if UNNAMED in row:
+        raise NoChat("more cells than names", "is a comma in a text, without quotes around it?")
     messages = _messages(row)
     if messages is None:
         if not isinstance(row.get("text"), str):
-            raise NoChat("unknown shape", f"keys {', '.join(map(str, row)) or 'none'}")
+            only = "a message alone, where its chat is needed: " if "role" in row or "from" in row else ""
+            raise NoChat("unknown shape", f"{only}keys {', '.join(map(str, row)) or 'none'}")
         return Contents(text=_plain(row["text"]))
     return Contents(_with_system(messages, row), tools=_tools(row))
 
 
 def _messages(row: Mapping[str, Any]) -> list[Any] | None:
-    for name in LISTS:
-        if isinstance(value := decoded(row.get(name)), list):
-            return list(value)
+    lists = [value for name in LISTS if isinstance(value := decoded(row.get(name)), list)]
+    if lists:
+        return list(next(filter(None, lists), []))
     if "instruction" in row:
         return _instructed(row)
     answer = next((row[name] for name in ANSWERS if row.get(name) is not None), None)
@@ -94,7 +98,11 @@ def _instructed(row: Mapping[str, Any]) -> list[Any]:
 
 def _as_messages(value: Any, role: str) -> list[Any]:
     """A text as a message; a list of messages as it is."""
-    return value if isinstance(value, list) and all(isinstance(one, Mapping) for one in value) else [_said(role, value)]
+    if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
+        return value
+    if isinstance(value, list) and len(value) > 1:
+        raise NoChat("content is no text", f"{len(value)} texts where one of the {role} is needed")
+    return [_said(role, value)]
 
 
 def _said(role: str, content: Any) -> dict[str, Any]:

@@ -36,6 +36,7 @@ CHUNK = 1 << 20  # characters of a .json file that are read at a time
 BLANK = " \t\r\n"
 DECODER = json.JSONDecoder()
 FIRST_LINE = 1 << 24  # bytes; a longer line is no row of its own
+UNNAMED = "(cells without a name)"  # of a row of CSV that is longer than the first line
 
 Numbered = Iterator[tuple[int, Any]]
 
@@ -266,6 +267,7 @@ def _values(buffer: _Buffer, path: Path) -> Iterator[Any]:
     try:
         first = buffer.skip(BLANK + "\ufeff")
         if first not in ("[", ""):
+            number = 1
             yield buffer.value()
         elif first:
             buffer.place += 1
@@ -282,21 +284,28 @@ def _values(buffer: _Buffer, path: Path) -> Iterator[Any]:
 
 
 def _csv(path: Path) -> Numbered:
-    """Rows by the names in the first line; every cell is text."""
+    """Rows by the names in the first line, between commas, or else semicolons or tabs; every cell is text."""
     csv.field_size_limit(1 << 30)
     with _opened(path) as handle:
+        first = handle.readline(FIRST_LINE)
+    between = next((sign for sign in ",;\t" if sign.encode() in first), ",")
+    with _opened(path) as handle:
         text = io.TextIOWrapper(handle, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        try:
-            for number, row in enumerate(csv.DictReader(text, restkey="(cells without a name)"), 1):
+        number = 0
+        try:  # strict: an open quote would swallow the rest of the file
+            for number, row in enumerate(csv.DictReader(text, restkey=UNNAMED, delimiter=between, strict=True), 1):
                 yield number, {name: value for name, value in row.items() if value is not None}
         except csv.Error as error:
-            raise UserError(f"{path}: not CSV ({error})") from None
+            raise UserError(f"{path}: not CSV ({error}, behind row {number})") from None
 
 
 def _parquet(path: Path) -> Numbered:
     import datasets
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     try:
+        if pq.read_metadata(path).num_rows == 0:
+            return
         rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
         yield from enumerate(map(_pruned, rows), 1)
     except Exception as error:  # whatever Arrow raises

@@ -30,6 +30,9 @@ SHAPES: dict[str, Any] = {
     "parts": [MESSAGES[0], {"role": "assistant", "content": PARTS}],
     "other keys": [{"content": "Hi", "role": "USER", "name": None}, {**MESSAGES[1], "weight": 1}],
     "JSON in a cell": {"messages": json.dumps(MESSAGES)},
+    "input and output": {"input": "Hi", "output": "Hello.\u2028You?"},
+    "an empty list beside": {"messages": [], "conversations": TALK},
+    "keys of both": [{"role": "user", "value": "Hi"}, {"from": "gpt", "content": MESSAGES[1]["content"]}],
     "question and answer": {"question": "Hi", "answer": "Hello.\u2028You?"},
     "prompt and completion as messages": {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]},
     "instruction and output": {"instruction": "Hi", "input": "", "output": "Hello.\u2028You?"},
@@ -108,6 +111,12 @@ BAD: list[tuple[Any, str, str]] = [
     ({"prompt": ""}, "empty content", "message 1, of the user"),
     ({"prompt": None}, "null content", "message 1"),
     ({"question": "Hi", "reply": "Hello"}, "unknown shape", "keys question, reply"),
+    (
+        {"prompt": "Hi", "response": ["Hello", "Yo"]},
+        "content is no text",
+        "2 texts where one of the assistant",
+    ),
+    (MESSAGES[0], "unknown shape", "a message alone, where its chat is needed: keys role, content"),
     ({"messages": "Hi"}, "unknown shape", "keys messages"),
     ({}, "unknown shape", "keys none"),
     (7, "unknown shape", "a int"),
@@ -224,7 +233,7 @@ def test_a_row_that_is_no_chat_is_named(tmp_path: Path, row: Any, reason: str, d
 
 
 def test_all_rows_bad(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^no row is a chat; 33 rows not used: 9 unknown shape; 3 empty content; 3"):
+    with pytest.raises(UserError, match=r"^no row is a chat; 35 rows not used: 10 unknown shape; 4 content is no"):
         read_chats([written(tmp_path / "a.jsonl", [row for row, _, _ in BAD])])
     with pytest.raises(UserError, match=r"a\.jsonl: holds no row"):
         read_chats([written(tmp_path / "a.jsonl", [])])

@@ -89,18 +89,32 @@ def test_csv(tmp_path: Path) -> None:
         table.writerow(["007", "What is\n2, or 3?", 'It is "2".'])
         table.writerow(["008", "12", "13"])
         table.writerow(["009", "short"])
-        table.writerow(["010", "a", "b", "too much"])
     found = chats(tmp_path / "a.csv")
     assert [[message["content"] for message in messages] for _, messages in found] == [
         ["What is\n2, or 3?", 'It is "2".'],
         ["12", "13"],
         ["short"],
-        ["a", "b"],
     ]
     (tmp_path / "b.csv").write_text("messages\n" + f'"{json.dumps(MESSAGES)}"'.replace('"', '""')[1:-1] + "\n")
     assert chats(tmp_path / "b.csv") == EXPECTED[:1]
     (tmp_path / "c.csv").write_bytes(b"prompt,response\na,\xff\n")
-    assert getattr(chat_of(next(raw_rows(sources_of([tmp_path / "c.csv"])))), "reason", "") == "broken text"
+    assert reason(tmp_path / "c.csv") == "broken text"
+    (tmp_path / "d.csv").write_text("prompt,response\na,half, and half\n")  # which half would be trained on?
+    assert reason(tmp_path / "d.csv") == "more cells than names"
+    for sign in ";\t":
+        (tmp_path / "e.csv").write_text(f"prompt{sign}response\na, b{sign}c\n")
+        ((_, said),) = chats(tmp_path / "e.csv")
+        assert [message["content"] for message in said] == ["a, b", "c"]
+
+
+def reason(path: Path) -> str:
+    """Why the first row of a file is no chat."""
+    return getattr(chat_of(next(raw_rows(sources_of([path])))), "reason", "")
+
+
+def test_an_empty_table_has_no_rows(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"prompt": [], "response": []}).to_parquet(tmp_path / "a.parquet")
+    assert chats(tmp_path / "a.parquet") == []
 
 
 CALLS = [{"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {name: 1}}]} for name in "ab"]
@@ -165,7 +179,8 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         "cut.jsonl.zst": zst(os.urandom(10_000))[:5000],
         "plain.jsonl.gz": b"[]",
         "plain.parquet": b"PAR1",
-        "quotes.csv": b'a\n"b\x00\n',
+        "open.csv": b'prompt,response\na,b\nc,"d\ne,f\ng,h\n',
+        "one.json": b'{"prompt": "a"} {',
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
@@ -185,6 +200,8 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         "cut.jsonl.zst": "cannot be read",
         "plain.jsonl.gz": "cannot be read",
         "plain.parquet": "cannot be read as Parquet",
+        "open.csv": r"not CSV \(unexpected end of data, behind row 1\)",
+        "one.json": r"not JSON: '\{' follows \(behind row 1\)",
     }.items():
         path = tmp_path / name
         with pytest.raises(UserError, match=f"^{path}: {message}"):

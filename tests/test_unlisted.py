@@ -14,6 +14,10 @@ LOOP = "{% for m in messages %}"
 OPEN = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+LAST = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+)
 UNLISTED: dict[str, tuple[str, str]] = {
     "thoughts of the last reply alone": (
         "mmmsm",
@@ -93,6 +97,74 @@ UNLISTED: dict[str, tuple[str, str]] = {
         "msssm",
         LOOP + "[{{ (loop.index + 1) // 2 }}] {{ m.role }}: {{ m.content }}</s>{% endfor %}"
         "{% if add_generation_prompt %}[{{ (messages|length + 2) // 2 }}] assistant: {% endif %}",
+    ),
+    "the date in each turn": (
+        "mmmmm",
+        LOOP + "<|im_start|>{{ m.role }} {{ strftime_now('%Y-%m-%d') }}\n{{ m.content }}" + CALLS
+        + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {{ strftime_now('%Y-%m-%d') }}\n"
+        "{% endif %}",
+    ),
+    "thoughts behind the last question alone": (
+        "mmmsm",
+        LAST + LOOP + "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.index0 > ns.last and "
+        "m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}" + CALLS
+        + "<|im_end|>\n" + OPEN,
+    ),
+    "an opened block of thoughts, in the last reply alone": (
+        "mssss",
+        LOOP + "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>\n"
+        "{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content }}" + CALLS
+        + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}",
+    ),
+    "tools in the last question": (
+        "mmmmm",
+        LAST + LOOP + "<|im_start|>{{ m.role }}\n{{ tools | tojson if tools and loop.index0 == ns.last }}"
+        "{{ m.content }}" + CALLS + "<|im_end|>\n" + OPEN,
+    ),
+    "marks that take blanks away": (
+        "mmmmm",
+        LOOP + "<|im_start|>{{ m.role }}\n{%- if m.role == 'assistant' -%}\n{%- generation -%}\n  {{- m.content -}}\n"
+        "<|im_end|>\n{%- endgeneration -%}\n{% else %}{{ m.content }}<|im_end|>\n{% endif %}" + OPEN,
+    ),
+    "marks in a macro": (
+        "mmmmm",
+        "{% macro said(m) %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>{% endgeneration %}"
+        "{% else %}{{ m.content }}</s>{% endif %}{% endmacro %}" + LOOP + "<{{ m.role }}>{{ said(m) }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}",
+    ),
+    "a namespace counts turns": (
+        "mmmmm",
+        "{% set ns = namespace(n=0) %}" + LOOP + "{% set ns.n = ns.n + 1 %}<turn {{ ns.n }} of {{ m.role }}>"
+        "{{ m.content }}</turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<turn {{ ns.n + 1 }} of assistant>{% endif %}",
+    ),
+    "the number of messages first": ("xxxxx", "{{ messages | length }} messages\n" + LOOP + TURN + OPEN),
+    "the number of questions first": (
+        "msssm",
+        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }} questions\n" + LOOP + TURN + OPEN,
+    ),
+    "channels, as in harmony": (
+        "mssss",
+        LOOP + "{% if m.role == 'assistant' %}{% if m.reasoning_content and loop.last %}<|start|>assistant<|channel|>"
+        "analysis<|message|>{{ m.reasoning_content }}<|end|>{% endif %}<|start|>assistant<|channel|>final<|message|>"
+        "{{ m.content }}{{ '<|return|>' if loop.last else '<|end|>' }}{% else %}<|start|>{{ m.role }}<|message|>"
+        "{{ m.content }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}",
+    ),
+    "an end of everything": (
+        "mssss",
+        LOOP + "<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}{{ eos_token }}{% endif %}",
+    ),
+    "a switch behind the last question": (
+        "xxxxp",
+        LOOP + "<|im_start|>{{ m.role }}\n{{ m.content }}{{ ' /no_think' if m.role == 'user' and loop.last }}"
+        "<|im_end|>\n" + OPEN,
+    ),
+    "the last two messages alone": ("mpxpp", "{% for m in messages[-2:] %}" + TURN + OPEN),
+    "replies as JSON": (
+        "mmmmm",
+        LOOP + "{{ {'r': m.role, 'c': m.content} | tojson }}\n{% endfor %}"
+        "{% if add_generation_prompt %}{\"r\": \"assistant\", \"c\": \"{% endif %}",
     ),
 }  # fmt: skip
 
