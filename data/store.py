@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from ..errors import UserError, first_line
+from ..files import file_hash
 from ..heads import chat
 from .chats import Skipped
 
@@ -79,7 +80,9 @@ class RowWriter:
 
         self.writer.finalize()
         with _no_bars():
-            datasets.Dataset.from_file(str(self.raw)).save_to_disk(self.folder)
+            found = datasets.Dataset.from_file(str(self.raw))
+            mark = file_hash(self.raw)[:16]  # its own one would be of the time
+            datasets.Dataset(found.data, found.info, fingerprint=mark).save_to_disk(self.folder)
         shutil.rmtree(self.raw.parent)
 
 

@@ -208,7 +208,7 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path, monkeypatch: pyte
     for workers in (1, 2, 4):
         out = tmp_path / f"out{workers}"
         prepare(tokenizer_with(THOUGHTS), PrepareSettings([str(tmp_path / "a.jsonl")], out, workers=workers))
-        made[workers] = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "state.json"}
+        made[workers] = {path.name: path.read_bytes() for path in out.iterdir()}
     assert made[1] == made[2] == made[4]
 
 
@@ -227,7 +227,7 @@ def test_two_workers_spend_little_more_than_one(tmp_path: Path) -> None:
         out, before = tmp_path / f"out{workers}", spent()
         prepare(tokenizer(), PrepareSettings([str(tmp_path / "a.jsonl")], out, workers=workers))
         seconds[workers] = spent() - before
-        made[workers] = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "state.json"}
+        made[workers] = {path.name: path.read_bytes() for path in out.iterdir()}
     assert made[1] == made[2]
     assert seconds[2] <= 1.3 * seconds[1]
 
