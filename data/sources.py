@@ -326,7 +326,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         with gzip.open(path) as zipped:
             yield zipped  # type: ignore[misc]
     elif path.suffix.lower() == ".zst":
-        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow as pa
 
         with io.BufferedReader(pa.input_stream(str(path), compression="zstd")) as handle:
             yield handle
