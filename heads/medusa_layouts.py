@@ -233,24 +233,23 @@ def tensorrt(config: MedusaConfig, tensors: Tensors, backbone: Backbone | None) 
 
 
 def vllm(config: MedusaConfig, tensors: Tensors, backbone: Backbone | None) -> Files:
-    """vLLM's, which can share a projection and truncate the vocabulary."""
-    refuse(_no_form("vLLM"), _own_and_truncated(config))
-    kept = {name: one for name, one in tensors.items() if name not in ("d2t", "t2d")}
+    """vLLM's, which can share a projection.
+
+    Its loader has a place for a draft vocabulary, too (token_map, truncated_vocab_size). But 0.32.0 takes the map in
+    and then stops, as its check of completeness does not find it among what was loaded.
+    """
+    refuse(_no_form("vLLM"), full_vocabulary(config))
+    kept = dict(tensors)
     if config.projection == "shared":
         model = needed(backbone, "vLLM reads a shared projection from the head's file, and it is the backbone's")
         refuse(_no_form("vLLM"), _odd_projection(model))
         kept["lm_head.weight"] = model.output_weight.detach().cpu().to(tensors["heads.0.0.linear.weight"].dtype)
-    if "d2t" in tensors:
-        ids = tensors["d2t"] + torch.arange(config.draft_vocab_size)
-        kept["token_map"] = ids
-        if config.projection == "shared":
-            kept["lm_head.weight"] = kept["lm_head.weight"][ids]
     made = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
-        "truncated_vocab_size": config.draft_vocab_size,
+        "truncated_vocab_size": config.vocab_size,
         "num_heads": config.num_heads,
         "num_hidden_layers": config.num_blocks,
         "medusa_fc_bias": True,
@@ -260,15 +259,6 @@ def vllm(config: MedusaConfig, tensors: Tensors, backbone: Backbone | None) -> F
         "torch_dtype": dtype_name(tensors),
     }
     return Files(made, renamed(kept, _VLLM, out=True))
-
-
-def _own_and_truncated(config: MedusaConfig) -> Iterator[str]:
-    """0.32.0 cuts only a projection that all heads share; those of their own have to have a row for every token."""
-    if config.projection == "own" and config.draft_vocab_size != config.vocab_size:
-        yield (
-            f"projections of their own have {config.draft_vocab_size} of {config.vocab_size} rows, and it wants all: "
-            "train with head.projection=shared, or without a draft vocabulary"
-        )
 
 
 def _official_config(config: MedusaConfig) -> Config:

@@ -33,21 +33,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from served.answers import Questions
 
+    from headstart.heads.backbone import Backbone
+
 ROOT = Path(__file__).resolve().parent.parent
 BRIEFLY = {  # some hundred small steps, and no evaluation
     "data.max_length": 384, "batch.rows": 2, "optim.name": "muon", "optim.lr": 2e-3, "optim.warmup": 0.05,
     "optim.epochs": 1, "evaluate.every": None, "evaluate.rows": 0, "evaluate.prompts": 0, "save.every": 1000000,
 }  # fmt: skip
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
-    # what vLLM can read of EAGLE-1: no bias, every token; without logits in its loss a step is cheap
-    "eagle1": ("smollm2-eagle1", {"head.fc_bias": False, "draft_vocab": None, "loss.terms": {"smooth_l1": 1.0},
-                                  "optim.max_steps": 300}),
+    "eagle1": ("smollm2-eagle1", {"head.fc_bias": False, "draft_vocab": 4096, "loss.terms": {"soft": 1.0},
+                                  "loss.noise": 0.0, "optim.max_steps": 150}),  # vLLM knows no such bias
     "eagle3": ("quickstart", {"optim.max_minutes": None, "optim.max_steps": 150}),
-    "medusa": ("smollm2-medusa", {"optim.max_steps": 150}),
+    "medusa": ("smollm2-medusa", {"draft_vocab": 4096, "optim.max_steps": 150}),
 }  # fmt: skip
-METHODS = {"eagle1": "eagle", "eagle3": "eagle3", "medusa": "medusa"}
-"""What vLLM calls them."""
-CHECKS = (*METHODS, "speculators")
+CHECKS = {"eagle1": "eagle", "eagle3": "eagle3", "medusa": "medusa", "speculators": "eagle3"}
+"""What vLLM calls their methods; untold, it goes by the name of the folder, or takes the head for a whole model."""
 
 
 def run(given: argparse.Namespace) -> int:
@@ -66,12 +66,12 @@ def run(given: argparse.Namespace) -> int:
         return 2
     verdicts = []
     for name in given.only:
-        head = getattr(given, _method(name)) or trained(_method(name), given)
+        head = getattr(given, _method(name)) or trained(_method(name), asked.backbone, given)
         say(f"{name}: answers of headstart with {head}, then of vLLM")
         ours = asked.to_headstart(_method(name), head)
         folder = exported(head, "speculators" if name == "speculators" else "vllm", given.out / "exported" / name)
         try:
-            verdicts.append(compare(name, plain, asked.to_vllm(name, folder, METHODS.get(name)), our_plain, ours))
+            verdicts.append(compare(name, plain, asked.to_vllm(name, folder, CHECKS[name]), our_plain, ours))
         except VllmFailed as error:
             say(str(error))
             verdicts.append(Verdict(name, ["vLLM gave no answers"], None, summed(ours["counts"])))
@@ -100,7 +100,7 @@ def questions(given: argparse.Namespace) -> Questions:
     return Questions(backbone, folder, prompts, given.tokens, given.length, given.threads, given.out)
 
 
-def trained(method: str, given: argparse.Namespace) -> Path:
+def trained(method: str, backbone: Backbone, given: argparse.Namespace) -> Path:
     """A head trained for this, now or earlier."""
     from headstart.training.loop import train
 
@@ -109,7 +109,20 @@ def trained(method: str, given: argparse.Namespace) -> Path:
     if not (folder / "head").exists():
         overrides = {**BRIEFLY, **settings, "run": str(folder), "backbone": given.backbone}
         train(ROOT / "configs" / f"{recipe}.yaml", overrides)
-    return folder / "head"
+    return folder / "head" if method == "eagle3" else whole(folder, backbone)
+
+
+def whole(folder: Path, backbone: Backbone) -> Path:
+    """The head of a run, as one that may propose every token: vLLM takes no EAGLE-1 or Medusa head with fewer.
+
+    Its projection is the backbone's, so that no token needs anything of its own; with fewer it only learned faster.
+    """
+    from headstart.heads.format import load_head, save_head
+    from headstart.heads.prune import revocab
+    from headstart.heads.vocab import DraftVocab
+
+    head = load_head(folder / "head", backbone)
+    return save_head(revocab(head, DraftVocab(None, backbone.vocab_size)), folder / "whole")
 
 
 def exported(head: Path, to: str, folder: Path) -> Path:
@@ -162,14 +175,16 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="check_vllm.sh", description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for method in METHODS:
+    for method in RECIPES:
         made.add_argument(
             f"--{method}", type=_head, metavar="FOLDER", help="a head to check; without it, one is trained"
         )
-    made.add_argument("--only", type=_checks, default=CHECKS, help=f"which, with commas (all: {','.join(CHECKS)})")
+    made.add_argument(
+        "--only", type=_checks, default=list(CHECKS), help=f"which, with commas (all: {','.join(CHECKS)})"
+    )
     made.add_argument("--backbone", default="smollm2-135m", help="a built-in name or a folder (smollm2-135m)")
     made.add_argument("--suite", default="shipped", help="a file of questions, or shipped")
-    made.add_argument("--prompts", type=_count, default=16, help="questions, from its beginning (16)")
+    made.add_argument("--prompts", type=_count, default=12, help="questions, from its beginning (12)")
     made.add_argument("--tokens", type=_count, default=64, help="tokens of each answer (64)")
     made.add_argument("--length", type=_count, default=3, help="drafts of a round (3)")
     made.add_argument("--threads", type=_count, default=os.cpu_count() or 1, help="CPU threads (all)")

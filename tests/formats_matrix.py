@@ -58,7 +58,7 @@ CASES: list[tuple[str, dict[str, Any], str, bool, set[str]]] = [
     ("eagle1", {"fc_bias": False}, "qwen2", False, {"eagle", "vllm", "sglang"}),
     ("eagle1", {"fc_bias": False, "hidden_act": "silu", "head_dim": 8}, "gemma", False, {"eagle", "vllm"}),
     ("medusa", {}, "llama", False, {"medusa", "medusa-v2", "medusa-2", "tensorrt-llm", "vllm"}),
-    ("medusa", {}, "llama", True, {"vllm"}),
+    ("medusa", {}, "llama", True, set()),
     ("medusa", {"num_heads": 2, "num_blocks": 3}, "qwen3", False, set(FORMATS)),
     ("medusa", {"num_heads": 5, "projection": "own"}, "llama", False, set(FORMATS) - {"medusa-v2"}),
     ("medusa", {"num_heads": 2, "num_blocks": 2, "projection": "own"}, "llama", True, set()),

@@ -39,16 +39,13 @@ class Questions:
     out: Path
     """Where answers and logs are kept."""
 
-    def to_vllm(self, name: str, head: Path | None = None, method: str | None = None) -> Answers:
-        """vLLM's answers, with the head in a folder, or plain ones.
+    def to_vllm(self, name: str, head: Path | None = None, method: str = "") -> Answers:
+        """vLLM's answers, with the head in a folder and what vLLM calls its method, or plain ones.
 
         Raises:
             VllmFailed: it would not load the head, or came to no end.
         """
-        speculative: dict[str, Any] | None = None
-        if head is not None:
-            speculative = {"model": str(head), "num_speculative_tokens": self.length}
-            speculative |= {"method": method} if method else {}  # else the folder says it
+        speculative = {"method": method, "model": str(head), "num_speculative_tokens": self.length} if head else None
         question = {
             "backbone": str(self.folder), "prompts": self.prompts, "tokens": self.tokens, "threads": self.threads,
             "speculative": speculative,
