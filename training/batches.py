@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -213,20 +213,23 @@ class Batches:
 
     def _plan(self, epoch: int) -> list[list[int]]:
         """The rows of each step of an epoch: every row once."""
+        order = self._order_of(epoch).tolist()
+        return [order[start:stop] for start, stop in pairwise(self._bounds(epoch))]
+
+    def _order_of(self, epoch: int) -> Array:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.rows), generator=generator).tolist()
+        return torch.randperm(len(self.rows), generator=generator).numpy()
+
+    def _bounds(self, epoch: int) -> list[int]:
+        """Where the steps of an epoch begin in its order, and where the last one ends."""
+        number = len(self.rows)
         if self.settings.tokens is None:
-            size = self.settings.rows
-            return [order[start : start + size] for start in range(0, len(order), size)]
-        steps: list[list[int]] = [[]]
-        room = self.settings.tokens
-        for row in order:
-            if room <= 0:
-                steps.append([])
-                room = self.settings.tokens
-            steps[-1].append(row)
-            room -= int(self.lengths[row])
-        return steps
+            return [*range(0, number, self.settings.rows), number]
+        tokens, bounds = np.cumsum(self.lengths[self._order_of(epoch)]), [0]
+        while bounds[-1] < number:  # the first row that fills a step up ends it
+            before = int(tokens[bounds[-1] - 1]) if bounds[-1] else 0
+            bounds.append(min(number, int(np.searchsorted(tokens, before + self.settings.tokens)) + 1))
+        return bounds
 
     def steps(self, epochs: int) -> int:
         """Optimizer steps of so many epochs; the last one of an epoch may be short."""
@@ -236,7 +239,7 @@ class Batches:
         """Steps of an epoch; by tokens it has to be dealt out to know, but only once."""
         if self.settings.tokens is None:
             return -(-len(self.rows) // self.settings.rows)
-        return len(self.plan(epoch))
+        return len(self._bounds(epoch)) - 1
 
     def place(self, step: int) -> tuple[int, int]:
         """The epoch of a step (both from 0), and its number in it."""
