@@ -59,16 +59,22 @@ def ended(pid):
     return os.waitpid(pid, 0)[1]
 
 
-began = time.monotonic()
+def taken():
+    path = folder / "killed" / "rows.jsonl"
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
 assert ended(child("undisturbed")) == 0
-whole = time.monotonic() - began
 done = saves = 0
 while done < kills:
     if done % 2:
         status = ended(child("killed", deadly=chance.randint(1, 12)))
     else:
+        aim = min(steps - 1, taken() + chance.randint(0, steps // kills))  # in steps, whatever seconds are worth
         pid = child("killed")
-        time.sleep(chance.uniform(0, 2 * whole / kills))
+        while taken() < aim:
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.05))
         os.kill(pid, signal.SIGKILL)
         status = ended(pid)
     assert status == signal.SIGKILL, f"the run ended before its {{kills}} kills: {{status}} behind {{done}}"
