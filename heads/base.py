@@ -116,6 +116,10 @@ class DraftHead(nn.Module):
     """Whether training reads `Features.last` at every position up to an anchor; False: at the anchors alone."""
     checkpointing: bool = False
     """Whether what `spared` runs in training is computed once more in the backward pass, and not kept until then."""
+    source: str = ""
+    """Where it was loaded from."""
+    home: Path | None = None
+    """Its folder, if that is the user's own: what is measured of the head is kept there."""
 
     def __init__(self, config: HeadConfig, vocab: DraftVocab | None = None) -> None:
         super().__init__()

@@ -41,6 +41,7 @@ LAYER_IDS = (
     "all before the final norm"
 )
 _CONFIG, _WEIGHTS, _CARD = "config.json", "model.safetensors", "README.md"
+TUNING = "tuning.json"  # what was measured of the head beside it (inference/tuned.py)
 
 
 @dataclass(kw_only=True)
@@ -112,6 +113,7 @@ def save_head(
         write_whole(part / _CARD, str(_card(manifest)))
         if adapter:
             adapter.save(part / ADAPTER)
+        (folder / TUNING).unlink(missing_ok=True)  # it says nothing of other weights
     return folder
 
 
@@ -149,6 +151,8 @@ def load_head(
         if own or adapter:
             _adapt(head, backbone, folder, adapter)
         dtype, device = dtype or backbone.dtype, device or backbone.device
+    head.source = str(folder.resolve())
+    head.home = (folder if folder.is_dir() else folder.parent) if Path(source).exists() else None
     return head.to(device=device, dtype=dtype).eval()
 
 
@@ -176,7 +180,7 @@ def provenance_of(source: str | Path, revision: str | None = None) -> dict[str, 
     return _manifest(folder).provenance if folder.is_dir() and is_own(folder) else {}
 
 
-_FILES = {_CONFIG, _WEIGHTS, _CARD, ADAPTER}
+_FILES = {_CONFIG, _WEIGHTS, _CARD, ADAPTER, TUNING}
 
 
 def _adapt(head: DraftHead, backbone: Backbone, folder: Path, wanted: bool | None) -> None:

@@ -81,6 +81,18 @@ def sketch_backbone(source: str, *, revision: str | None = None, trust_remote_co
     Raises:
         UserError: there is no such model or tokenizer.
     """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    made = Backbone(sketch_model(source, **options), load_tokenizer(source, **options), name=source)
+    made.hash = "unknown"
+    return made
+
+
+def sketch_model(source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """A causal LM by its config alone, on the meta device.
+
+    Raises:
+        UserError: there is no such model.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -88,12 +100,9 @@ def sketch_backbone(source: str, *, revision: str | None = None, trust_remote_co
         config = AutoConfig.from_pretrained(_place(source), **options)
         with torch.device("meta"):
             make: Any = AutoModelForCausalLM.from_config
-            model = make(config, trust_remote_code=trust_remote_code)
+            return make(config, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{source}: cannot be read as a causal LM: {first_line(error)}") from error
-    made = Backbone(model, load_tokenizer(source, **options), name=source)
-    made.hash = "unknown"
-    return made
 
 
 def load_tokenizer(source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headstart.inference.proof import ProofSettings
     from headstart.inference.publish import PushSettings
     from headstart.inference.suite import Question
+    from headstart.inference.tune import TuneSettings
 
 
 @dataclass
@@ -27,7 +28,8 @@ class GenerateSettings:
     """What drafts: the folder or Hub id of a head, the folder of a smaller model, ngram, suffix, exit:6 (its own first
     layers), int8, hybrid:NAME, or none (plain decoding). The answer is the same."""
     tree: str | None = None
-    """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all)."""
+    """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all); auto takes what
+    gives the most tokens a second. Without it, what `headstart tune` chose for the head here, else the usual form."""
     max_new_tokens: int = 256
     """Stop after this many tokens."""
     temperature: float | None = None
@@ -69,6 +71,8 @@ def generate(options: BackboneOptions, settings: GenerateSettings) -> None:
     if settings.compare:
         print(compared(Generator(backbone), generator, prompt, settings.head, asked))
         return
+    if generator.tuned is not None:
+        print(f"tree {generator.tuned}, as headstart tune chose", file=sys.stderr)
     if not settings.stream:
         output = generator.generate(prompt, **asked)
         print(output.text)
@@ -124,6 +128,17 @@ def push(settings: PushSettings) -> None:
     print(publish(settings, load_backbone(settings.backbone) if settings.backbone else None))
 
 
+def tune(options: BackboneOptions, settings: TuneSettings) -> None:
+    import json
+
+    from headstart.inference.advice import findings, told
+    from headstart.inference.tune import tune
+
+    questions, backbone = questions_of(str(settings.suite or settings.prompts)), backbone_of(options)
+    found = tune(backbone, drafter_of(settings.head, backbone), questions, settings)
+    print(json.dumps(findings(found)) if settings.json else told(found))
+
+
 INFERENCE: dict[str, Verb] = {
     "generate": Verb(
         generate,
@@ -163,6 +178,16 @@ INFERENCE: dict[str, Verb] = {
         (
             "headstart push runs/eagle3 user/eagle3-head --license apache-2.0 --report reports/one",
             "headstart push exported/vllm user/head-for-vllm --private",
+        ),
+    ),
+    "tune": Verb(
+        tune,
+        "Find the form of drafts that is fastest for your prompts on this machine, and make it the head's default.",
+        ("headstart.options:BackboneOptions", "headstart.inference.tune:TuneSettings"),
+        (),
+        (
+            "headstart tune --backbone smollm2-135m --head runs/eagle3/head --suite questions.jsonl",
+            "headstart tune --backbone smollm2-135m --head ngram --prompts prompts.txt --limit 20 --json",
         ),
     ),
 }

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headstart.errors import UserError
 from headstart.options import silence
 from headstart.verb import Verb
 
 if TYPE_CHECKING:
+    from headstart.inference.serving import ServeSettings
     from headstart.training.plan import PlanSettings
 
 
@@ -39,14 +41,31 @@ def train(settings: TrainSettings) -> None:
         print(result)
 
 
-def plan(settings: PlanSettings) -> None:
+def plan(settings: PlanSettings, served: ServeSettings) -> None:
+    silence()
+    if served.serve:
+        _plan_serving(settings, served)
+        return
     from headstart.training.plan import options_of, plan
     from headstart.training.sheet import told
 
-    silence()
+    if settings.recipe is None:
+        raise UserError("plan takes the recipe of a run, or --serve for what serving adds")
     made = plan(settings.recipe, settings.overrides, **options_of(settings))
     print(told(made.lines()), flush=True)
     made.check()
+
+
+def _plan_serving(settings: PlanSettings, served: ServeSettings) -> None:
+    import json
+
+    from headstart.inference.serving import GIB, figures, serving, told
+
+    if settings.recipe is not None:
+        raise UserError(f"plan --serve takes no recipe; {settings.recipe} is one too many")
+    room = None if settings.memory is None else settings.memory * GIB
+    parts = serving(served)
+    print(json.dumps(figures(parts, served, room)) if served.json else told(parts, served, room))
 
 
 @dataclass
@@ -84,13 +103,14 @@ TRAINING: dict[str, Verb] = {
     ),
     "plan": Verb(
         plan,
-        "Estimate memory, disk, steps and time of a training run, and say what to change where it does not fit.",
-        ("headstart.training.plan:PlanSettings",),
+        "Estimate memory, disk, steps and time of a training run; with --serve, what drafting adds to a server.",
+        ("headstart.training.plan:PlanSettings", "headstart.inference.serving:ServeSettings"),
         ("recipe", "overrides"),
         (
             "headstart plan configs/smollm2-eagle3.yaml",
             "headstart plan configs/smollm2-eagle3.yaml batch.rows=16 --calibrate",
             "headstart plan configs/smollm2-eagle3.yaml --processes 8 --layout zero3 --memory 24",
+            "headstart plan --serve --backbone 8b --head eagle3 --rows 16 --length 4096 --memory 40",
         ),
         recipe="headstart.training.recipe:Recipe",
     ),

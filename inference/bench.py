@@ -16,7 +16,6 @@ An interrupted bench goes on with the questions that have no rows yet, and so do
 from __future__ import annotations
 
 import itertools
-import os
 import platform
 import warnings
 from collections.abc import Iterator, Sequence
@@ -35,6 +34,7 @@ from .dialogue import dialogue, encode, own_answer
 from .figures import Report, speedup
 from .generator import Generator, Output
 from .judge import Judge
+from .machine import machine
 from .report import write_report
 from .rows import Row, Rows, opened
 from .setup import setup_of
@@ -58,7 +58,8 @@ class BenchSettings:
     """What drafts: the folder or Hub id of a head, the folder of a smaller model, ngram, suffix, exit:6 (its own first
     layers), int8, hybrid:NAME, or none (plain decoding in our loop)."""
     tree: str | None = None
-    """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all)."""
+    """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all); auto takes what
+    gives the most tokens a second. Without it, what `headstart tune` chose for the head here, else the usual form."""
     max_new_tokens: int = 128
     """Stop each answer after this many tokens."""
     every: int = 1
@@ -238,19 +239,9 @@ def _setup(backbone: Backbone, drafter: Any, settings: BenchSettings) -> dict[st
         **setup_of(backbone, drafter, **asked),
         "temperature": 0,
         "repeats": settings.repeats,
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        **machine(),
         "python": platform.python_version(),
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from ..heads.backbone import Features
 from ..heads.base import DraftHead, Step
 from .chance import Chance
 from .drawn import drawn, spread
-from .gain import grow
+from .gain import Belief, grow
 from .growth import grown
-from .tree import Gain, Shape, Static, Tree, limited
+from .tree import Auto, Gain, Shape, Static, Tree, limited
 
 
 @runtime_checkable
@@ -105,6 +105,8 @@ class HeadDrafter:
         self.depth = min(shape.depth, head.max_depth or shape.depth)
         config = getattr(head, "config", None)
         self.limit: int = getattr(config, "trained_positions", None) or 1 << 30
+        self.belief: Belief | None = None
+        """How far its q is to be trusted, where trees are grown by expected gain."""
         self.state: Any = None
         self.anchored: Step | None = None
         self.root, self.length = -1, 1
@@ -148,7 +150,8 @@ class HeadDrafter:
         logits = self.anchored.logits[0, -1:]  # (1, Vd) at the anchor
         shape = limited(self.shape, depth)
         if isinstance(shape, Gain):
-            return grow(shape, self.root, logits, self._step, self.head.vocab.to_target)
+            return grow(shape, self.root, logits, self._step, self.head.vocab.to_target, self.belief)
+        assert not isinstance(shape, Auto), "a policy says what is to be grown"
         return grown(shape, [self.root], logits[None], self._steps, self.head.vocab.to_target)[0]
 
     def sample(self, budget: int, chance: Chance, law: Callable[[Tensor], Tensor]) -> Tree:

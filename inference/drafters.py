@@ -27,7 +27,7 @@ from .hybrid import Hybrid, HybridDrafter
 from .lookup import LookupDrafter
 from .suffix import SuffixDrafter, SuffixStore
 from .translate import TranslatedDrafter
-from .tree import Chain, Dynamic, Shape, Static, limited
+from .tree import Auto, Chain, Dynamic, Shape, Static, limited
 
 DEFAULT_SHAPE = Dynamic(depth=3, top_k=3, nodes=6)
 DEFAULT_LOOKUP = 5
@@ -80,6 +80,8 @@ def chained(drafter: Any, shape: Shape | None, rule: str) -> Shape | None:
     Raises:
         UserError: another form was asked for.
     """
+    if isinstance(shape, Auto):
+        return Auto(shape.depth, 1, shape.depth)
     if shape is None and isinstance(drafter, DraftHead):
         return Chain(min(DEFAULT_SHAPE.depth, drafter.max_depth or DEFAULT_SHAPE.depth))
     if shape is None and (

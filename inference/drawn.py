@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .chance import Chance, without_replacement
-from .tree import Chain, Dynamic, Gain, Shape, Static, Tree
+from .tree import Auto, Chain, Dynamic, Gain, Shape, Static, Tree
 
 Ranks = tuple[int, ...]
 Expand = Callable[[Sequence[int], Sequence[int], Sequence[int]], Tensor]
@@ -67,7 +67,7 @@ def _counts(shape: Shape, budget: int, ranks: Sequence[Ranks], reached: Sequence
     if isinstance(shape, Chain | Static):
         form = _form(shape.paths)
         return [form.get(rank, 0) for rank in ranks]
-    assert not isinstance(shape, Gain), "a tree by gain is no tree for drawn drafts"
+    assert not isinstance(shape, Gain | Auto), "a tree by gain is no tree for drawn drafts"
     left, counts = budget, [0] * len(ranks)
     for place in sorted(range(len(ranks)), key=lambda place: -reached[place]):
         counts[place] = min(shape.top_k, left)

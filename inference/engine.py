@@ -22,15 +22,14 @@ import torch
 from ..errors import UserError
 from ..heads.backbone import Backbone, Prompt
 from ..heads.slots import Slots
-from .drafter import HeadDrafter
-from .head_rows import HeadRows
+from .auto_rows import head_rows
 from .intake import Asked, Intake
 from .output import Output, Piece
 from .padding import forest, padded, texts
 from .request import Request
 from .row import Row
 from .ruling import MATCH, law_of
-from .tree import Gain, Shape, Tree
+from .tree import Shape, Tree
 
 PREFILL = 512  # prompt tokens of one step: bounds what a long prompt makes the others wait, and the memory of a forward
 LONG = 2048  # tokens of a row, where `max_tokens` is not given
@@ -87,9 +86,8 @@ class Engine:
             probe = backbone.forward(
                 torch.zeros(1, 1, dtype=torch.long, device=backbone.device), cache=cache, taps=self._taps
             )
-            self._slots, self._heads = Slots(self.max_tokens, cache), None
-            if type(drafter) is HeadDrafter and not isinstance(drafter.shape, Gain):  # those grow row by row
-                self._heads = HeadRows(drafter, probe, self.max_tokens)
+            self._slots = Slots(self.max_tokens, cache)
+            self._heads = head_rows(drafter, probe, self.max_tokens, self.max_rows)
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
@@ -225,6 +223,8 @@ class Engine:
 
     def _begin(self, request: Request, longest: int, lines: int) -> None:
         row = Row(request, self._intake.backbone, self._own_drafter(request), self._intake.room(request.asked))
+        if self._heads is not None and row.drafter is None:
+            row.case = self._heads.begin()
         request.times["started"] = perf_counter()
         with row.guarded():
             row.begin()
@@ -310,8 +310,8 @@ class Engine:
 
     def _round(self) -> None:
         """Drafts, one forward over the trees of all rows, and what each of them accepts."""
-        mark, backbone = perf_counter(), self._intake.backbone
-        rows = self._rows[: self._decoding]
+        mark = begun = perf_counter()
+        backbone, rows = self._intake.backbone, self._rows[: self._decoding]
         trees = self._trees(rows)
         mark = self._share(rows, "draft", mark)
         cache = self._slots.lend(0, len(rows))
@@ -333,20 +333,15 @@ class Engine:
         cache.commit(kept)
         self._slots.take(cache, 0)
         self._share(rows, "rest", mark)
+        if self._heads is not None:
+            self._heads.took(perf_counter() - begun, trees)
 
     def _trees(self, rows: Sequence[Row]) -> list[Tree]:
         """A tree for each row; for those that are done or go wrong, the root alone."""
         together: list[Tree] | None = None
         headed = [self._headed(row) for row in rows]
         if self._heads is not None and any(headed):
-            together = self._heads.trees(
-                [row.features for row in rows if row.features is not None],
-                [row.following if drafted else [] for row, drafted in zip(rows, headed, strict=True)],
-                [
-                    min(row.budget, self._heads.room(len(row.text))) if drafted else 0
-                    for row, drafted in zip(rows, headed, strict=True)
-                ],
-            )
+            together = self._heads.drafts(rows, headed)
         trees = []
         for place, row in enumerate(rows):
             trees.append(Tree.chain(row.text[-1:]))

@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..heads.backbone import Backbone, Features, Prompt
 from ..heads.cache import Cache, check_lent, hand_back
 from . import door
+from .auto import AutoDrafter
 from .detokenizer import Detokenizer
 from .drafter import Drafter, NoDrafter
 from .engine import decode_all
@@ -41,7 +42,9 @@ class Generator:
         backbone: a `Backbone`.
         drafter: a draft head, "ngram", any `Drafter`, or None for plain decoding.
         tree: the form of a head's drafts, as `Chain`, `Static`, `Dynamic` or their text ("dynamic:4x4x8"); for "ngram"
-            a chain. A form deeper than the head is cut to its depth, with a note.
+            a chain. A form deeper than the head is cut to its depth, with a note. "auto" takes in each round what gives
+            the most expected tokens a second (policy.py). None: what `headstart tune` chose for the head on this
+            machine, else the default.
         rule: how drafts are verified, by name: "match", or one of `rules.RULES`. All but "typical" keep the
             backbone's distribution; with "match" a seed gives the same tokens whatever drafts.
         auto_off: measure while generating whether drafting pays, by a few rounds without drafts, and go on plainly
@@ -65,6 +68,11 @@ class Generator:
         self.backbone, self.max_rows = backbone, max_rows
         self._pace = Pace() if auto_off and drafter is not None else None
         self._intake = Intake(backbone, drafter, tree, rule)
+
+    @property
+    def tuned(self) -> Shape | None:
+        """The tree that `headstart tune` chose for this head, where it is the one in use."""
+        return self._intake.tuned
 
     def generate(self, prompt: Prompt | Sequence[Prompt] | None = None, *, streamer: Any = None, **options: Any) -> Any:
         """Generate for a prompt, or for each of a list of prompts.
@@ -233,7 +241,8 @@ def decode(
         tree = Tree.chain(run[-1:]) if plain else draft(drafter, sampler if drawn else None, len(text), budget)
         tree.check(text[-1], backbone.vocab_size, budget)
         watch.lap("draft")
-        begun = stats.total_seconds - (0.0 if plain else watch.last)
+        verified = stats.total_seconds
+        begun = verified - (0.0 if plain else watch.last)
         features = _forward_tree(backbone, tree, cache, drafter.taps)
         with named(sampler, f"round {stats.rounds + 1}"):
             walk = verify(tree, backbone.logits(features.last[0]), sampler, text, left)
@@ -245,6 +254,8 @@ def decode(
         watch.lap("rest")
         if pace is not None:
             pace.note(plain, stats.total_seconds - begun, len(run))
+        if isinstance(drafter, AutoDrafter) and not plain:
+            drafter.timed(stats.total_seconds - verified)
     hand_back(cache, lent)
     tell_cut(backbone, sampler, limit, left)
 

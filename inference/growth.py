@@ -47,7 +47,8 @@ def trimmed(tree: Tree, depth: int, nodes: int) -> Tree:
     place = {node: number for number, node in enumerate(kept)}
     parents = [-1, *(place[tree.parents[node]] for node in kept[1:])]
     laws = None if tree.laws is None else {place[node]: law for node, law in tree.laws.items() if node in place}
-    return Tree([tree.tokens[node] for node in kept], parents, laws)
+    shares = None if tree.shares is None else [tree.shares[node] for node in kept]
+    return Tree([tree.tokens[node] for node in kept], parents, laws, shares)
 
 
 def _static(
@@ -109,9 +110,11 @@ class _Pool(NamedTuple):
         kept = scores.sort(descending=True, stable=True).indices[:, :nodes].sort().values
         chosen = torch.stack([kept, torch.cat(self.ids, 1).gather(1, kept), torch.cat(self.parents, 1).gather(1, kept)])
         trees = []
-        for root, numbers, ids, parents in zip(roots, *chosen.tolist(), strict=True):
+        q = scores.gather(1, kept).exp().tolist()
+        for root, shares, numbers, ids, parents in zip(roots, q, *chosen.tolist(), strict=True):
             place = {number: node for node, number in enumerate([-1, *numbers])}
-            trees.append(Tree([root, *ids], [-1, *(place[parent] for parent in parents)]))
+            above = [-1, *(place[parent] for parent in parents)]
+            trees.append(Tree([root, *ids], above, shares=[1.0, *shares]))
         return trees
 
 

@@ -21,6 +21,8 @@ from ..heads.cache import Cache
 from ..heads.slots import Slots
 from .drafter import HeadDrafter
 from .growth import grown, trimmed
+from .policy import Case
+from .row import Row
 from .tree import Chain, Dynamic, Static, Tree, limited
 
 
@@ -49,6 +51,21 @@ class HeadRows:
         if any(next_ids):
             width = max(map(len, next_ids))
             self._extend(begin, features[:, :width], next_ids)
+
+    def begin(self) -> Case | None:
+        """What is to be known of a new row, where a policy decides what is drafted."""
+        return None
+
+    def took(self, seconds: float, trees: Sequence[Tree]) -> None:
+        """What a round of all rows took, and its trees."""
+
+    def drafts(self, rows: Sequence[Row], headed: Sequence[bool]) -> list[Tree]:
+        """A tree for each of the first rows, for those of them that are drafted for."""
+        return self.trees(
+            [row.features for row in rows if row.features is not None],
+            [row.following if drafted else [] for row, drafted in zip(rows, headed, strict=True)],
+            [min(row.budget, self.room(len(row.text))) if on else 0 for row, on in zip(rows, headed, strict=True)],
+        )
 
     def trees(
         self, features: Sequence[Features], next_ids: Sequence[Sequence[int]], budgets: Sequence[int]

@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 from ..errors import UserError
 from ..heads.backbone import Backbone
 from ..heads.cache import HANDED_OVER, fitting
+from .auto import auto_factory
 from .chance import DRAFTING
 from .drafter import Drafter, SamplingDrafter
 from .drafters import chained, drafter_factory, modules_of, serves_one, width_of
 from .prompts import encoded
 from .ruling import law_of
 from .sampler import NoToken, Sampler
-from .tree import Shape, Tree, parse_shape
+from .tree import Auto, Shape, Tree, parse_shape
+from .tuned import tuned_tree
 
 
 class Asked(NamedTuple):
@@ -39,6 +41,8 @@ class Intake:
     def __init__(self, backbone: Backbone, drafter: Any, tree: Shape | str | None, rule: str) -> None:
         self.backbone, self.rule = backbone, rule
         self.drafter, self.shape = drafter, parse_shape(tree) if isinstance(tree, str) else tree
+        self.tuned = tuned_tree(backbone, drafter) if tree is None else None
+        self.shape = self.shape or self.tuned
         self._factories: dict[bool, Callable[[], Drafter]] = {}  # by whether drafts have to be chains
         self._fitting: set[str] = set()  # rules that were found to go with the drafter
         self._modules = [backbone.model, *modules_of(drafter)]
@@ -80,8 +84,7 @@ class Intake:
         law = law_of(rule)
         chain = law is not None and law.chain
         if chain not in self._factories:
-            shape = chained(self.drafter, self.shape, rule) if chain else self.shape
-            self._factories[chain] = drafter_factory(self.backbone, self.drafter, shape)
+            self._factories[chain] = self._made(chained(self.drafter, self.shape, rule) if chain else self.shape)
         asked = law is not None and law.sampled and rule not in self._fitting
         if asked and not isinstance(self._factories[chain](), SamplingDrafter):
             name = self.drafter if isinstance(self.drafter, str) else type(self.drafter).__name__
@@ -91,6 +94,12 @@ class Intake:
             )
         self._fitting.add(rule)
         return self._factories[chain]
+
+    def _made(self, shape: Shape | None) -> Callable[[], Drafter]:
+        if isinstance(shape, Auto):
+            with self.evaluating():
+                return auto_factory(self.backbone, self.drafter, shape)
+        return drafter_factory(self.backbone, self.drafter, shape)
 
     def room(self, asked: Asked) -> int:
         """New tokens at most: the limit, or what the backbone's context leaves."""

@@ -11,7 +11,7 @@ from ..files import cache_folder, text_hash, write_whole
 from ..heads import backbone as heads
 from ..heads.backbone import Backbone
 from ..heads.forms import weights_hash
-from .setup import running
+from .machine import running
 
 
 class Kept:

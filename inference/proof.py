@@ -45,7 +45,8 @@ class ProofSettings:
     """What drafts: the folder or Hub id of a head, the folder of a smaller model, ngram, suffix, exit:6 (its own first
     layers), int8, hybrid:NAME, or none (plain decoding in our loop)."""
     tree: str | None = None
-    """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all)."""
+    """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all); auto takes what
+    gives the most tokens a second. Without it, what `headstart tune` chose for the head here, else the usual form."""
     out: Path | None = None
     """File of finished answers, JSON lines; the same command goes on with what is there."""
     every: int = 1

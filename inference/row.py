@@ -14,6 +14,7 @@ from ..heads.backbone import Backbone, Features
 from .drafter import Drafter
 from .growth import trimmed
 from .intake import draft, named, tell_cut
+from .policy import Case
 from .request import Request
 from .ruling import ruling_of
 from .tree import Tree
@@ -40,6 +41,10 @@ class Row:
         """The token behind each of them."""
         self.budget = 0
         """How deep may be drafted."""
+        self.case: Case | None = None
+        """Of a policy: what is known of how far drafts survive here."""
+        self.held: list[tuple[Features, list[int]]] = []
+        """Under a policy: all features that the head was not given yet, each with the tokens behind its positions."""
         request.stats.prompt_tokens = len(ids)
 
     def begin(self) -> None:
@@ -63,9 +68,11 @@ class Row:
         if logits is None:
             if self.drafter is not None:
                 self.drafter.advance(features, following)
+            self._hold(features, following)
             return
         with named(self.sampler, "prefill"):
             first = self.sampler.token(logits, self.text)
+        self._hold(features, [*following, first])
         if self.drafter is None:  # the rest is known to the engine's
             features, following = features[:, -1:], []
         self.features, self.following = features, [*following, first]
@@ -94,9 +101,17 @@ class Row:
         with named(self.sampler, f"round {stats.rounds + 1}"):
             walk = self.verify(tree, logits, self.sampler, self.text, self.limit - stats.tokens)
         self.features, self.following = features[:, walk.path], walk.tokens
+        if self.case is not None:
+            self.case.ended(walk.tokens)
+        self._hold(self.features, walk.tokens)
         stats.count_round(tree.depth, len(tree) - 1, len(walk.tokens) - 1)
         self._emit(walk.tokens)
         return walk.path
+
+    def _hold(self, features: Features, following: list[int]) -> None:
+        if self.case is not None:
+            self.held.append((features, following))
+            self.case.held += len(following)
 
     def _emit(self, run: list[int]) -> None:
         if self.request.done:  # cancelled meanwhile

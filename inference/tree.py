@@ -47,6 +47,8 @@ class Tree:
     laws: Mapping[int, Tensor] | None = field(default=None, compare=False, repr=False)
     """Of drafts drawn at random: by node, the law (V,) that its children were drawn from, in order and without
     replacement. A node that got no children needs none."""
+    shares: Sequence[float] | None = field(default=None, compare=False, repr=False)
+    """(N,) the drafter's probability of the path to each node, where it says it: q along the path."""
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
@@ -231,6 +233,8 @@ class Gain:
     top_k: int
     costs: Costs = DEFAULT_COSTS
     """What verification and drafting take; by default relative ones of a small model on a CPU."""
+    nodes: int = MAX_NODES - 1
+    """Drafts of a tree, at most."""
 
     def __post_init__(self) -> None:
         _positive("gain", depth=self.depth, top_k=self.top_k)
@@ -239,7 +243,26 @@ class Gain:
         return f"gain:{self.depth}x{self.top_k}"
 
 
-Shape = Chain | Static | Dynamic | Gain
+@dataclass(frozen=True)
+class Auto:
+    """Whatever gives the most expected tokens a second on this machine, for this text and load (policy.py); plain
+    decoding where nothing pays."""
+
+    depth: int = 8
+    """Never deeper than this."""
+    top_k: int = 4
+    """Children of a node, at most."""
+    nodes: int = 24
+    """Drafts of a tree, at most."""
+
+    def __post_init__(self) -> None:
+        _positive("auto", depth=self.depth, top_k=self.top_k, nodes=self.nodes)
+
+    def __str__(self) -> str:
+        return "auto"
+
+
+Shape = Chain | Static | Dynamic | Gain | Auto
 
 
 @lru_cache(maxsize=128)
@@ -253,13 +276,15 @@ def limited(shape: Shape, depth: int) -> Shape:
 
 
 def parse_shape(text: str) -> Shape:
-    """`chain:4`, `dynamic:5x4x10` (depth, top-k, nodes), `gain:6x4` (depth, top-k) or `static:0,1,0.0,0.1` (paths of
-    ranks).
+    """`chain:4`, `dynamic:5x4x10` (depth, top-k, nodes), `gain:6x4` (depth, top-k), `static:0,1,0.0,0.1` (paths of
+    ranks) or `auto`.
 
     Raises:
         UserError: it is none of these.
     """
     kind, _, rest = text.strip().partition(":")
+    if text.strip() == "auto":
+        return Auto()
     try:
         if kind == "chain":
             return Chain(int(rest))
@@ -273,7 +298,7 @@ def parse_shape(text: str) -> Shape:
             return Static(tuple(tuple(map(int, path.split("."))) for path in rest.split(",")))
     except ValueError:
         pass
-    forms = "chain:DEPTH, dynamic:DEPTHxTOPKxNODES, gain:DEPTHxTOPK or static:0,1,0.0 (paths of ranks)"
+    forms = "chain:DEPTH, dynamic:DEPTHxTOPKxNODES, gain:DEPTHxTOPK, static:0,1,0.0 (paths of ranks) or auto"
     raise UserError(f"tree {text!r}: expected {forms}")
 
 
@@ -289,7 +314,7 @@ def _demo(arguments: Sequence[str]) -> str:
         words = ["The", " sky", " sun", " is", " was", " shines", " blue", " clear", " because"]
         return Tree(range(9), [-1, 0, 0, 1, 1, 2, 3, 3, 6]).draw(lambda token: words[token].strip())
     shape = parse_shape(arguments[0])
-    if isinstance(shape, Dynamic | Gain):
+    if isinstance(shape, Dynamic | Gain | Auto):
         raise UserError(f"{shape}: such a tree has no form before a drafter has seen a text")
     numbers = {path: node for node, path in enumerate(((), *shape.paths))}
     parents = [-1, *(numbers[path[:-1]] for path in shape.paths)]

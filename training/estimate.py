@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..heads.backbone import Features
 from ..inference.stats import expected_tokens
-from ..inference.tree import Dynamic, Gain, Shape, Static
+from ..inference.tree import Auto, Dynamic, Gain, Shape, Static
 from .batches import Batch, anchors
 from .objective import Objective
 
@@ -73,6 +73,7 @@ def inside(shape: Shape, q: Tensor, ranks: Tensor) -> Tensor:
     """
     if isinstance(shape, Dynamic | Gain):
         return _grown(shape, q, ranks)
+    assert not isinstance(shape, Auto), "auto follows the machine and its load"
     numbers = {path: node for node, path in enumerate(((), *shape.paths))}
     below = torch.full((len(numbers) + 1, q.shape[2] + 1), -1)  # (nodes, R): the child of each rank; the last is none
     for path in shape.paths:

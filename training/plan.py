@@ -41,10 +41,10 @@ LOOKED_AT = 5000  # steps whose forwards are looked at for the largest
 
 @dataclass
 class PlanSettings:
-    """What a training run will take."""
+    """What a training run will take; with --serve, what serving will."""
 
-    recipe: Path
-    """The recipe, a YAML file such as configs/smollm2-eagle3.yaml."""
+    recipe: Path | None = None
+    """The recipe, a YAML file such as configs/smollm2-eagle3.yaml; with --serve there is none."""
     overrides: list[str] = field(default_factory=list)
     """Settings of the recipe that are to be otherwise, as key=value."""
     processes: int = 1

@@ -25,7 +25,7 @@ from ..heads.layer import LayerConfig
 from ..heads.load import load_backbone
 from ..heads.methods import METHODS, TRAINABLE
 from ..heads.vocab import DraftVocab
-from ..inference.tree import parse_shape
+from ..inference.tree import Auto, parse_shape
 from ..settings import build
 from .batches import Batches, Rows
 from .cached import features_of
@@ -94,8 +94,9 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     """
     keep_few_products()
     method = _method(recipe)
-    if recipe.evaluate.tree is not None:
-        parse_shape(recipe.evaluate.tree)  # said now, and not behind the last step
+    wanted = recipe.evaluate.tree  # said now, and not behind the last step
+    if wanted is not None and isinstance(parse_shape(wanted), Auto):
+        raise UserError("evaluate.tree is auto, which follows the machine and its load; give a fixed form")
     accelerator = _accelerator(recipe)
     layout = layout_of(accelerator)
     layout.check(recipe)
