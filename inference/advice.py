@@ -12,7 +12,7 @@ from .costs import CostModel
 from .record import Moment, replay
 from .rows import Row
 from .tree import Shape
-from .tune import PLAIN, Setting, Tuning, expected_speed, speed
+from .tune import PLAIN, Run, Setting, Tuning, expected_speed, speed
 
 WORTH = 1.03  # a speed-up below this is none
 SHORT = 16  # tokens of an answer that drafting hardly gets into
@@ -31,6 +31,7 @@ def findings(tuning: Tuning) -> dict[str, Any]:
             "plain_step_seconds": one.of(1, 0),
         },
         "settings": [_setting(each, plain, tuning) for each in shown(tuning)],
+        "runs": {name: [run._asdict() for run in runs] for name, runs in tuning.runs.items()},
         "loads": {str(rows): _load(tuning, tuning.costs, rows) for rows in tuning.costs.by_rows},
         "chosen": tuning.chosen,
         "speedup": speed(tuning.runs[tuning.chosen]) / speed(tuning.runs[PLAIN]),
@@ -107,10 +108,9 @@ def _setting(one: Setting, plain: float, tuning: Tuning) -> dict[str, Any]:
     }
 
 
-def _decoding(run: Sequence[tuple[int, float, float]]) -> float:
+def _decoding(runs: Sequence[Run]) -> float:
     """Tokens a second behind the first one: what the expected speed is held against."""
-    seconds = sum(seconds - prefill for _, seconds, prefill in run)
-    return sum(tokens - 1 for tokens, *_ in run) / max(seconds, 1e-9)
+    return sum(run.tokens - 1 for run in runs) / max(sum(run.seconds - run.prefill for run in runs), 1e-9)
 
 
 def _load(tuning: Tuning, costs: CostModel, rows: int) -> dict[str, Any]:

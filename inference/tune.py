@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from .record import RANKS, Moment, Replayed, moments, replay
 from .rows import Row, opened
 from .setup import setup_of
 from .suite import Question
-from .tree import Chain, Dynamic, Shape, parse_shape
+from .tree import Auto, Chain, Dynamic, Gain, Shape, parse_shape
 from .tuned import costs_of, keep
 
 DEPTH = 6  # of what is recorded
@@ -62,6 +62,9 @@ class TuneSettings:
     """Stop each answer after this many tokens."""
     temperature: float = 0.0
     """Of the answers; 0 is greedy."""
+    settings: list[str] = field(default_factory=list)
+    """The forms to choose among, such as chain:2 dynamic:3x3x6; without them, chains, static and dynamic trees of all
+    sizes that could pay."""
     confirm: int = 3
     """Run this many of the best settings, beside plain decoding and auto."""
     runs: int = 24
@@ -85,6 +88,9 @@ class TuneSettings:
                 raise UserError(f"{name} is {getattr(self, name)}; it has to be at least {least}")
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature is {self.temperature}; it has to be 0 (greedy) or above")
+        for text in self.settings:
+            if isinstance(parse_shape(text), Gain | Auto):
+                raise UserError(f"settings: {text} has no form that could be replayed; auto is always run")
         if (self.suite is None) == (self.prompts is None):
             raise UserError("tune asks real prompts: give --suite FILE or --prompts FILE, and one of them only")
 
@@ -99,6 +105,17 @@ class Setting(NamedTuple):
     """Tokens a second of decoding, by recorded acceptance and measured costs."""
 
 
+class Run(NamedTuple):
+    """One answer of a setting that was run."""
+
+    group: str
+    tokens: int
+    seconds: float
+    """In all."""
+    prefill: float
+    """Of them, for the prompt and the first token."""
+
+
 class Tuning(NamedTuple):
     """All that was found."""
 
@@ -107,8 +124,8 @@ class Tuning(NamedTuple):
     costs: CostModel
     settings: list[Setting]
     """The fastest first, as expected; plain decoding is one of them."""
-    runs: dict[str, list[tuple[int, float, float]]]
-    """By setting that was run: tokens, seconds in all and seconds of prefill of each answer."""
+    runs: dict[str, list[Run]]
+    """By setting that was run, each answer; those of one place are to the same prompt."""
     chosen: str
     place: Path | None
     """Where the choice was kept."""
@@ -142,7 +159,8 @@ def tune(backbone: Backbone, drafter: Any, questions: Sequence[Question], settin
     facts = _facts(backbone, drafter, settings)
     folder = settings.out or cache_folder() / "tuning" / text_hash(str(sorted(facts.items())))[:16]
     texts = _recorded(backbone, make, depth, asked, settings, folder, facts)
-    found = ranked([row["moments"] for row in texts], costs.at(1), isinstance(drafter, DraftHead), depth)
+    recorded = [row["moments"] for row in texts]
+    found = ranked(recorded, candidates(recorded, settings, isinstance(drafter, DraftHead), depth), costs.at(1))
     best = [one.name for one in found if one.shape is not None][: settings.confirm]
     runs = _run(backbone, drafter, spread(asked, settings.runs), settings, folder, facts, [PLAIN, *best, AUTO])
     chosen = choice(runs)
@@ -162,12 +180,12 @@ def spread(questions: Sequence[Question], count: int) -> list[Question]:
     return [questions[place * len(questions) // count] for place in range(count)]
 
 
-def speed(runs: Sequence[tuple[int, float, float]]) -> float:
+def speed(runs: Sequence[Run]) -> float:
     """Tokens a second, prefill included."""
-    return sum(tokens for tokens, *_ in runs) / max(sum(seconds for _, seconds, _ in runs), 1e-9)
+    return sum(run.tokens for run in runs) / max(sum(run.seconds for run in runs), 1e-9)
 
 
-def choice(runs: dict[str, list[tuple[int, float, float]]], near: float = 0.98) -> str:
+def choice(runs: dict[str, list[Run]], near: float = 0.98) -> str:
     """The fastest that was run; `auto` where it is as fast up to noise, since it follows the text and the load."""
     fastest = max(runs, key=lambda name: speed(runs[name]))
     if fastest != PLAIN and speed(runs[AUTO]) >= near * speed(runs[fastest]):
@@ -238,8 +256,23 @@ def _options(settings: TuneSettings) -> dict[str, Any]:
 # -- settings --------------------------------------------------------------------------------------------------------
 
 
-def ranked(texts: Sequence[Sequence[Moment]], costs: Costs, head: bool, depth: int) -> list[Setting]:
-    """All settings by what they are expected to do on recorded texts, the fastest first."""
+def candidates(texts: Sequence[Sequence[Moment]], settings: TuneSettings, head: bool, depth: int) -> list[Shape | None]:
+    """The forms that are compared, plain decoding (None) first.
+
+    Raises:
+        UserError: one that was asked for is none that this drafter grows, or was not recorded.
+    """
+    if settings.settings:
+        asked = [parse_shape(text) for text in settings.settings]
+        for shape in asked:
+            if not isinstance(shape, Chain) and not head:
+                raise UserError(f"settings: {shape} is for heads; {settings.head} is replayed in chains")
+            if isinstance(shape, Dynamic) and shape.top_k not in TOP_KS:
+                known = " and ".join(map(str, TOP_KS))
+                raise UserError(f"settings: {shape} has {shape.top_k} children a node; {known} are recorded")
+            if shape.depth > depth:
+                raise UserError(f"settings: {shape} is deeper than the {depth} depths that are recorded")
+        return [None, *asked]
     shapes: list[Shape | None] = [None, *(Chain(deep) for deep in range(1, depth + 1))]
     if head:
         shapes += statics(texts, depth)
@@ -250,6 +283,11 @@ def ranked(texts: Sequence[Sequence[Moment]], costs: Costs, head: bool, depth: i
             for nodes in DYNAMIC_NODES
             if deep < nodes <= top_k + (deep - 1) * top_k**2
         ]
+    return shapes
+
+
+def ranked(texts: Sequence[Sequence[Moment]], shapes: Sequence[Shape | None], costs: Costs) -> list[Setting]:
+    """All settings by what they are expected to do on recorded texts, the fastest first."""
     found = [_setting(texts, shape, costs) for shape in dict.fromkeys(shapes)]
     return sorted(found, key=lambda one: -one.expected)
 
@@ -301,7 +339,7 @@ def _run(
     folder: Path,
     facts: dict[str, Any],
     names: Sequence[str],
-) -> dict[str, list[tuple[int, float, float]]]:
+) -> dict[str, list[Run]]:
     """What each setting really takes: question by question in turn, another one first each time."""
     made: dict[str, Callable[..., Any]] = {}
     for name in names:
@@ -334,7 +372,7 @@ def _run(
                 store.add(dialogue(backbone, question, settings.max_new_tokens, settings.raw, answer))
                 progress.advance()
         rows = [row for question in asked for row in store.of[question.key] if "skipped" not in row]
-    return {name: [tuple(row["runs"][name]) for row in rows] for name in names}
+    return {name: [Run(row["group"], *row["runs"][name]) for row in rows] for name in names}
 
 
 def _takes_shapes(drafter: Any) -> bool:

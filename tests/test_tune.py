@@ -23,7 +23,19 @@ from headstart.inference.generator import Generator
 from headstart.inference.record import moments, replay
 from headstart.inference.suite import read_suite
 from headstart.inference.tree import Chain, Dynamic, Shape, parse_shape
-from headstart.inference.tune import AUTO, PLAIN, Setting, TuneSettings, Tuning, choice, rates_of, spread, tune
+from headstart.inference.tune import (
+    AUTO,
+    PLAIN,
+    Run,
+    Setting,
+    TuneSettings,
+    Tuning,
+    candidates,
+    choice,
+    rates_of,
+    spread,
+    tune,
+)
 
 COSTS = CostModel(
     {rows: Costs({1: 1.0, 32: 1.5 * rows}, {1: 0.05, 8: 0.4}) for rows in (1, 2, 4, 8)}, read=0.001
@@ -95,8 +107,8 @@ def test_rates_and_acceptance_by_hand() -> None:
 
 
 def test_the_choice() -> None:
-    def runs(**speeds: float) -> dict[str, list[tuple[int, float, float]]]:
-        return {name: [(100, 100 / speed, 0.0)] for name, speed in speeds.items()}
+    def runs(**speeds: float) -> dict[str, list[Run]]:
+        return {name: [Run("one", 100, 100 / speed, 0.0)] for name, speed in speeds.items()}
 
     assert choice(runs(none=10, chain=15, auto=12)) == "chain"
     assert choice(runs(none=10, chain=15, auto=14.9)) == AUTO
@@ -170,7 +182,8 @@ def tuning(plain: float, other: float, **about: Any) -> Tuning:
     shapes: list[tuple[str, Shape | None]] = [(PLAIN, None), ("chain:1", Chain(1))]
     settings = [Setting(name, shape, replay([row["moments"]], shape), 1.0) for name, shape in shapes]
     runs = {
-        name: [(100, 100 / speed, 0.0)] for name, speed in ((PLAIN, plain), ("chain:1", other), (AUTO, 0.99 * plain))
+        name: [Run("one", 100, 100 / speed, 0.0)]
+        for name, speed in ((PLAIN, plain), ("chain:1", other), (AUTO, 0.99 * plain))
     }
     return Tuning([row, {**row, "group": "two"}], COSTS, settings, runs, choice(runs), None)
 
@@ -192,5 +205,14 @@ def test_what_cannot_be_tuned_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     for words in (["--head", "ngram"], ["--head", "ngram", "--suite", "a", "--prompts", "b"]):
         assert main(["tune", "--backbone", "nowhere", *words]) == 2
         assert "--suite FILE or --prompts FILE" in capsys.readouterr().err
+    for form, message in (("auto", "always run"), ("gain:2x2", "always run"), ("bush", "expected chain")):
+        with pytest.raises(UserError, match=message):
+            TuneSettings(prompts="p", settings=[form])
+    for form, message in (("dynamic:2x5x6", "3 and 4"), ("chain:9", "deeper")):
+        with pytest.raises(UserError, match=message):
+            candidates([], TuneSettings(prompts="p", settings=[form]), head=True, depth=6)
+    with pytest.raises(UserError, match="for heads"):
+        candidates([], TuneSettings(prompts="p", settings=["static:0,1"]), head=False, depth=6)
+    assert candidates([], TuneSettings(prompts="p", settings=["chain:2"]), head=False, depth=6) == [None, Chain(2)]
     with pytest.raises(UserError, match="what drafts"):
         tune(zoo.backbone(), None, [], TuneSettings(prompts="p"))
