@@ -106,6 +106,7 @@ def modules_of(drafter: Any) -> Iterator[nn.Module]:
 
 def width_of(drafter: Drafter) -> int:
     """Nodes of its trees at most, and guesses that its head is given; of a user's own, what they are cut to."""
+    drafter = getattr(drafter, "inner", drafter)  # under a policy
     if isinstance(drafter, NoDrafter):
         return 1
     if isinstance(drafter, HybridDrafter):

@@ -109,5 +109,8 @@ def test_train_generate_bench_verify(run, work):
     options = ("--suite", "questions.txt", "--out", "report", "--max-new-tokens", "4")
     assert "report/report.md" in run("bench", "--backbone", "backbone", "--head", "runs/one/head", *options)
     assert "2 of 2 answers are identical" in (work / "report" / "report.md").read_text(encoding="utf-8")
+    options = ("--prompts", "questions.txt", "--max-new-tokens", "6", "--confirm", "1", "--rows", "2")
+    text = run("tune", "--backbone", "backbone", "--head", "runs/one/head", *options)
+    assert "Kept in runs/one/head/tuning.json" in text
     options = ("--suite", "questions.txt", "--out", "rows.jsonl", "--max-new-tokens", "4")
     assert run("verify", "--backbone", "backbone", "--head", "runs/one/head", *options).endswith("verdict: equal\n")
