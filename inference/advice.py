@@ -193,7 +193,9 @@ def told(tuning: Tuning) -> str:
     lines.append(f"| auto | | | | | {_decoding(tuning.runs['auto']):.1f} |")
     lines += ["", *advice(tuning)]
     if tuning.place is not None:
-        lines.append(f"Kept in {tuning.place}: it is the default tree of this head on this machine.")
+        lines.append(f"Kept in {tuning.place}: from now on the default tree of this drafter on this machine.")
+    elif tuning.chosen != PLAIN:
+        lines.append(f"Not kept as a default: give --tree {tuning.chosen}.")
     return "\n".join(lines)
 
 

@@ -109,7 +109,9 @@ class AutoDrafter:
         if depth:
             self._catch_up()
             tree = grown(budget, depth)
-        self.case.drafted(tree if depth else None, self.policy.shape.depth if free else depth, max(1, tree.depth))
+        self.case.drafted(
+            tree if depth else None, min(self.policy.shape.depth if free else depth, budget), max(1, tree.depth)
+        )
         telling = not depth or (
             tree.depth and reads <= self.policy.shape.depth + 1
         )  # reading more is no cost of a round

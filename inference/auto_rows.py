@@ -42,6 +42,12 @@ class AutoRows(HeadRows):
     def __init__(self, drafter: HeadDrafter, probe: Features, tokens: int, policy: Policy) -> None:
         super().__init__(drafter, probe, tokens)
         self.policy, self._asked, self._telling = policy, 0, True
+        each = [one for one in (probe.last, probe.taps) if one is not None]
+        self._held = tokens * sum(one.shape[-1] * one.element_size() for one in each)
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes + self._held
 
     def begin(self) -> Case | None:
         return self.policy.begin()
@@ -66,7 +72,7 @@ class AutoRows(HeadRows):
         )
         mine = [place for place, drafted in enumerate(headed) if drafted]
         for place, case, tree in zip(mine, cases, policy.cut(cases, [trees[place] for place in mine]), strict=True):
-            case.drafted(tree, self._asked, self._asked)
+            case.drafted(tree, min(self._asked, budgets[place]), self._asked)
             trees[place] = tree
         return trees
 

@@ -93,8 +93,8 @@ class Engine:
 
     @property
     def bytes(self) -> int:
-        """Memory of all slots, of backbone and head; it never grows."""
-        return sum(slots.bytes for slots in self._pools)
+        """Memory of all slots, of backbone and head, and of features that wait for the head; it never grows."""
+        return self._slots.bytes + (self._heads.bytes if self._heads else 0)
 
     @property
     def waiting(self) -> int:

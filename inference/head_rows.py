@@ -41,6 +41,11 @@ class HeadRows:
         self.head.extend(state, probe, torch.zeros(1, 1, dtype=torch.long, device=self.device))
         self.slots = Slots(tokens, getattr(state, "cache", Cache()))
 
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes at most."""
+        return self.slots.bytes
+
     def room(self, length: int) -> int:
         """How deep may be drafted behind a text of so many tokens; below 0, the head is to read no more of it."""
         return self.drafter.room(length)

@@ -47,4 +47,5 @@ def _tree(backbone: Backbone, drafter: Any, tree: str | None) -> str | None:
     """The form that is asked for, the usual one where none is."""
     if isinstance(drafter, DraftHead):
         return tree or str(tuned_tree(backbone, drafter) or DEFAULT_SHAPE)
-    return (tree or str(Chain(DEFAULT_LOOKUP))) if drafter == "ngram" else tree
+    found = tree or tuned_tree(backbone, drafter)
+    return str(found or Chain(DEFAULT_LOOKUP)) if drafter == "ngram" else str(found) if found else None

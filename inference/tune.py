@@ -34,7 +34,7 @@ from .rows import Row, opened
 from .setup import setup_of
 from .suite import Question
 from .tree import Auto, Chain, Dynamic, Gain, Shape, parse_shape
-from .tuned import costs_of, keep
+from .tuned import costs_of, keep, remembered
 
 DEPTH = 6  # of what is recorded
 TOP_KS = (3, 4)
@@ -128,7 +128,7 @@ class Tuning(NamedTuple):
     """By setting that was run, each answer; those of one place are to the same prompt."""
     chosen: str
     place: Path | None
-    """Where the choice was kept."""
+    """Where the choice was kept; None where it was not to be, or nobody would find it again."""
 
     @property
     def plain(self) -> Setting:
@@ -153,11 +153,10 @@ def tune(backbone: Backbone, drafter: Any, questions: Sequence[Question], settin
         encode(backbone, question, question.turns[0], settings.raw)
     make, depth = _largest(backbone, drafter)
     loads = sorted({*(rows for rows in LOADS if rows < settings.rows), settings.rows, 1})
-    with Progress(len(loads), "loads", "costs") as progress:
-        costs = costs_of(backbone, drafter, make(), Dynamic(depth, max(TOP_KS), 24), loads)
-        progress.advance(len(loads))
     facts = _facts(backbone, drafter, settings)
     folder = settings.out or cache_folder() / "tuning" / text_hash(str(sorted(facts.items())))[:16]
+    anew = settings.restart or not (folder / "texts.jsonl").exists()
+    costs = costs_of(backbone, drafter, make(), Dynamic(depth, max(TOP_KS), 24), loads, anew=anew)
     texts = _recorded(backbone, make, depth, asked, settings, folder, facts)
     recorded = [row["moments"] for row in texts]
     found = ranked(recorded, candidates(recorded, settings, isinstance(drafter, DraftHead), depth), costs.at(1))
@@ -170,7 +169,7 @@ def tune(backbone: Backbone, drafter: Any, questions: Sequence[Question], settin
         "survival": [count / max(1, survival.rounds) for count in survival.accepted],
         "speedup": speed(runs[chosen]) / speed(runs[PLAIN]),
     }
-    place = keep(backbone, drafter, **known) if settings.save else None
+    place = keep(backbone, drafter, **known) if settings.save and remembered(drafter) else None
     return Tuning(texts, costs, found, runs, chosen, place)
 
 
@@ -343,8 +342,8 @@ def _run(
     """What each setting really takes: question by question in turn, another one first each time."""
     made: dict[str, Callable[..., Any]] = {}
     for name in names:
-        shape = None if name == PLAIN else parse_shape(name) if _takes_shapes(drafter) else None
-        made[name] = Generator(backbone, None if name == PLAIN else drafter, tree=shape).generate
+        plain = name == PLAIN
+        made[name] = Generator(backbone, None if plain else drafter, tree=None if plain else name).generate
     options, place = _options(settings), 0
 
     def answer(ids: list[int], limit: int) -> tuple[Row, list[int]]:
@@ -373,10 +372,6 @@ def _run(
                 progress.advance()
         rows = [row for question in asked for row in store.of[question.key] if "skipped" not in row]
     return {name: [Run(row["group"], *row["runs"][name]) for row in rows] for name in names}
-
-
-def _takes_shapes(drafter: Any) -> bool:
-    return isinstance(drafter, DraftHead | Backbone | str)
 
 
 def _others(folder: Path, facts: dict[str, Any]) -> bool:

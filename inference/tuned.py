@@ -20,6 +20,7 @@ from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
 from ..heads.format import TUNING
 from ..heads.forms import weights_hash
+from ..progress import Progress
 from .costs import CostModel
 from .drafter import Drafter
 from .drafters import modules_of
@@ -27,6 +28,8 @@ from .machine import machine, running
 from .timing import SECONDS, measured
 from .tree import Dynamic, Shape, parse_shape
 
+LOOKUPS = ("ngram", "suffix")
+MINUTE = 50.0  # seconds, with room for what is under way
 Entry = dict[str, Any]
 
 
@@ -47,10 +50,15 @@ def keep(backbone: Backbone, drafter: Any, **changes: Any) -> Path:
     return path
 
 
+def remembered(drafter: Any) -> bool:
+    """Whether a later process finds again what is kept of it, without reading all of its weights first: heads that were
+    loaded, and lookups by name."""
+    return bool(drafter.source) if isinstance(drafter, DraftHead) else drafter in LOOKUPS
+
+
 def tuned_tree(backbone: Backbone, drafter: Any) -> Shape | None:
     """The tree that `headstart tune` chose for it here, if it did."""
-    known = isinstance(drafter, DraftHead) and bool(drafter.source)  # one made in memory was not tuned before
-    found = entry(backbone, drafter).get("tree") if known else None
+    found = entry(backbone, drafter).get("tree") if remembered(drafter) else None
     try:
         return None if found is None else parse_shape(str(found))
     except UserError:  # a form that this version does not know
@@ -58,18 +66,20 @@ def tuned_tree(backbone: Backbone, drafter: Any) -> Shape | None:
 
 
 def costs_of(
-    backbone: Backbone, drafter: Any, new: Drafter, shape: Dynamic, rows: Sequence[int], seconds: float = SECONDS
+    backbone: Backbone, drafter: Any, new: Drafter, shape: Dynamic, rows: Sequence[int], *, anew: bool = False
 ) -> CostModel:
-    """The costs of its rounds with these numbers of rows: those that were kept, and the others measured and kept.
+    """The costs of its rounds with these numbers of rows: those that were kept; the others are measured, within a minute
+    in all, and kept.
 
     Args:
         new: a drafter that may be asked for drafts.
         shape: of the trees whose drafting is timed.
+        anew: measure all of them.
     """
-    known = _costs(entry(backbone, drafter))
+    known = None if anew else _costs(entry(backbone, drafter))
     missing = [count for count in rows if known is None or count not in known.by_rows]
-    if missing:
-        found = measured(backbone, new, shape, missing, seconds)
+    for count in Progress(len(missing), "batch sizes", "measuring costs", enabled=bool(missing)).over(missing):
+        found = measured(backbone, new, shape, [count], min(SECONDS, MINUTE / len(missing)))
         known = found if known is None else known.with_rows(found)
         keep(backbone, drafter, costs=known.as_dict())
     assert known is not None, "no rows were asked for"

@@ -176,6 +176,19 @@ def test_an_interruption_loses_one_answer_at_most(tmp_path: Path, monkeypatch: p
         tune(backbone, head, questions, TuneSettings(**{**vars(settings), "max_new_tokens": 7}))
 
 
+def test_lookups_are_tuned_by_name_and_other_drafters_not_kept(tmp_path: Path) -> None:
+    backbone, _ = lucky()
+    questions = read_suite(prompts_file(tmp_path))
+    for name, kept in (("ngram", True), ("exit:2", False)):
+        found = tune(
+            backbone, name, questions, TuneSettings(prompts="p", head=name, limit=2, max_new_tokens=20, runs=1)
+        )
+        assert (found.place is not None) == kept
+        assert {type(one.shape) for one in found.settings} == {type(None), Chain}
+        assert (Generator(backbone, name).tuned is not None) == kept
+        assert ("--tree" in told(found)) == (not kept and found.chosen != PLAIN)
+
+
 def tuning(plain: float, other: float, **about: Any) -> Tuning:
     """What was found where plain decoding and another setting have these speeds."""
     row = {"group": "one", "prompt_tokens": 9, "tokens": 50, "prefill": 0.1, "moments": [{"ranks": []}] * 49, **about}
