@@ -68,8 +68,8 @@ def tuned_tree(backbone: Backbone, drafter: Any) -> Shape | None:
 def costs_of(
     backbone: Backbone, drafter: Any, new: Drafter, shape: Dynamic, rows: Sequence[int], *, anew: bool = False
 ) -> CostModel:
-    """The costs of its rounds with these numbers of rows: those that were kept; the others are measured, within a minute
-    in all, and kept.
+    """The costs of its rounds with these numbers of rows: those that were kept; the others are measured, in a minute,
+    and kept.
 
     Args:
         new: a drafter that may be asked for drafts.
