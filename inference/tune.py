@@ -152,6 +152,7 @@ def tune(backbone: Backbone, drafter: Any, questions: Sequence[Question], settin
     for question in asked:  # whatever is wrong with one is told before any work
         encode(backbone, question, question.turns[0], settings.raw)
     make, depth = _largest(backbone, drafter)
+    candidates([], settings, isinstance(drafter, DraftHead), depth)
     loads = sorted({*(rows for rows in LOADS if rows < settings.rows), settings.rows, 1})
     facts = _facts(backbone, drafter, settings)
     folder = settings.out or cache_folder() / "tuning" / text_hash(str(sorted(facts.items())))[:16]

@@ -227,5 +227,7 @@ def test_what_cannot_be_tuned_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(UserError, match="for heads"):
         candidates([], TuneSettings(prompts="p", settings=["static:0,1"]), head=False, depth=6)
     assert candidates([], TuneSettings(prompts="p", settings=["chain:2"]), head=False, depth=6) == [None, Chain(2)]
+    with pytest.raises(UserError, match="for heads"):  # before anything is measured or recorded
+        tune(zoo.backbone(), "ngram", [], TuneSettings(prompts="p", head="ngram", settings=["static:0,1"]))
     with pytest.raises(UserError, match="what drafts"):
         tune(zoo.backbone(), None, [], TuneSettings(prompts="p"))
