@@ -38,6 +38,8 @@ class Chat:
     tools: tuple[dict[str, Any], ...] = ()
     muted: tuple[int, ...] = ()
     """Numbers of messages that are not trained on."""
+    cut: tuple[int, ...] = ()
+    """Numbers of replies that were cut off at a limit."""
     text: str | None = None
     """Plain text that is no chat."""
 
@@ -103,12 +105,13 @@ def chat_of(raw: Raw) -> Chat | Skipped:
         if contents.text is not None:
             _check_text(contents.text)
             return Chat([], text_hash(contents.text)[:16], file, row, text=contents.text)
-        messages, muted = messages_of(contents.messages)
-        _check_order(messages)
-        _check_text([messages, contents.tools])
+        said = messages_of(contents.messages, contents.cut)
+        _check_order(said.messages)
+        _check_text([said.messages, contents.tools])
     except NoChat as fault:
         return Skipped(file, row, fault.reason, fault.detail)
-    return Chat(messages, key_of(messages), file, row, tuple(contents.tools), muted)
+    key = key_of(said.messages)
+    return Chat(said.messages, key, file, row, tuple(contents.tools), tuple(said.muted), tuple(said.cut))
 
 
 def key_of(messages: Sequence[Mapping[str, Any]]) -> str:

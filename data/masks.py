@@ -1,9 +1,9 @@
 """One chat to token ids and the mask of what is supervised.
 
 Supervised is every assistant turn (or the last alone) with its end-of-turn token: the text that the backbone has to
-produce after what a server would send it (`turns.py`). Ids are those of the whole text. Where the start of a reply lies
-inside a token of it, a server's prompt would end in other tokens: such a turn gets a row of its own, in which prompt
-and reply are tokenised apart.
+produce after what a server would send it (`turns.py`); a reply that was cut off has no such token. Ids are those of the
+whole text. Where the start of a reply lies inside a token of it, a server's prompt would end in other tokens: such a
+turn gets a row of its own, in which prompt and reply are tokenised apart.
 
 Letters: T tokens of a row.
 """
@@ -60,13 +60,19 @@ class Masker:
         self._openings: dict[str, list[int]] = {}
         self.added = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
 
-    def __call__(self, messages: Sequence[Message], tools: Tools | None = None, muted: Sequence[int] = ()) -> Made:
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None = None,
+        muted: Sequence[int] = (),
+        cut: Sequence[int] = (),
+    ) -> Made:
         """Ids and masks of a chat; what follows its last reply is left away.
 
         Raises:
             Unmaskable: no turn of it can be supervised.
         """
-        found = self.turns(messages, tools, muted)
+        found = self.turns(messages, tools, muted, cut)
         rows = [row for script in found.scripts for row in self._rows(script)]
         if not any(any(row.mask) for row in rows):
             raise Unmaskable(NOTHING, "the template marks no reply")
@@ -88,7 +94,7 @@ class Masker:
         for (start, stop), turn in zip(script.spans, script.turns, strict=True):
             first, clean = self._boundary(script.text, ids, places, start)
             if clean:
-                cuts += self._supervise(mask, first, script.text, ids, places, stop)
+                cuts += self._supervise(mask, first, script.text, ids, places, stop, turn.cut)
             else:
                 apart.append(turn)
         rows = [Masked(ids, mask, cuts)] if len(apart) < len(script.turns) else []
@@ -102,7 +108,7 @@ class Masker:
         if self._text(before + after) != self._text(ids):  # a tokenizer that starts every text with a space
             return self._cut(turn)
         mask = bytearray(len(after))
-        cuts = self._supervise(mask, 0, text[start:], after, places, turn.end - start)
+        cuts = self._supervise(mask, 0, text[start:], after, places, turn.end - start, turn.cut)
         return Masked(before + after, bytearray(len(before)) + mask, cuts)
 
     def _cut(self, turn: Turn) -> Masked:
@@ -110,13 +116,22 @@ class Masker:
         ids, places = self._encode(turn.text)
         mask = bytearray(len(ids))
         first, _ = self._boundary(turn.text, ids, places, turn.start)
-        return Masked(ids, mask, 1 + self._supervise(mask, first, turn.text, ids, places, turn.end))
+        return Masked(ids, mask, 1 + self._supervise(mask, first, turn.text, ids, places, turn.end, turn.cut))
 
     def _supervise(
-        self, mask: bytearray, first: int, text: str, ids: list[int], places: list[Span] | None, stop: int
+        self,
+        mask: bytearray,
+        first: int,
+        text: str,
+        ids: list[int],
+        places: list[Span] | None,
+        stop: int,
+        cut: bool = False,
     ) -> int:
-        """Supervise from a token to a character; returns 1 if the end lies inside a token."""
+        """Supervise from a token to a character; returns 1 if the end lies inside a token, which is not supervised
+        where the reply was cut off: nobody wrote it as it stands there."""
         last, clean = self._boundary(text, ids, places, stop)
+        last -= int(cut and not clean)
         mask[first:last] = b"\1" * (last - first)
         return int(not clean)
 

@@ -5,13 +5,15 @@
 
 Read are role and content, or from and value; content as text or as a list of parts (text, reasoning, tool calls and
 their results); calls as mapping, list or JSON text; the older `function_call`. Further fields are kept as they are. A
-weight of 0 (`weight`, `loss_weight`, or `train: false`) means that a reply is not trained on.
+weight of 0 (`weight`, `loss_weight`, or `train: false`) means that a reply is not trained on, and a `finish` (or
+`finish_reason`) of `length` that it was cut off at a limit.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..heads.dialect import REASONING
@@ -28,6 +30,8 @@ ROLES = {
 }
 """The role that each name stands for; a `call` is an assistant's message that is a tool call as a whole."""
 WEIGHTS = ("weight", "loss_weight", "train")
+FINISHES = ("finish", "finish_reason")
+CUT = ("length", "max_tokens")  # how servers say that an answer reached its limit
 JSON = (str, int, float, list, dict)  # dates and the like, which tables have, are left away
 TEXTS = ("text", "input_text", "output_text")
 THOUGHTS = ("reasoning", "thinking")
@@ -42,19 +46,36 @@ class NoChat(Exception):
         self.reason, self.detail = reason, detail
 
 
-def messages_of(raw: Sequence[Any]) -> tuple[list[Message], tuple[int, ...]]:
-    """Messages in the one form, and the numbers of those that are not trained on.
+@dataclass
+class Said:
+    """The messages of a row."""
+
+    messages: list[Message] = field(default_factory=list)
+    """In the one form."""
+    muted: list[int] = field(default_factory=list)
+    """Numbers of those that are not trained on."""
+    cut: list[int] = field(default_factory=list)
+    """Numbers of replies that were cut off at a limit, so that their end is none of the backbone's."""
+
+
+def messages_of(raw: Sequence[Any], cut: bool = False) -> Said:
+    """Messages in the one form, and what is special about some of them.
+
+    Args:
+        cut: the last of them was cut off at a limit.
 
     Raises:
         NoChat: one of them is no message, or has nothing to say.
     """
-    messages, muted = [], []
+    said = Said()
     for number, one in enumerate(raw):
         message, weight = _message(one, f"message {number + 1}")
-        messages.append(message)
-        if not weight and message["role"] == "assistant":
-            muted.append(number)
-    return messages, tuple(muted)
+        finish = [message.pop(name) for name in FINISHES if name in message]
+        said.messages.append(message)
+        if message["role"] == "assistant":
+            said.muted += [] if weight else [number]
+            said.cut += [number] if (cut and number + 1 == len(raw)) or any(one in CUT for one in finish) else []
+    return said
 
 
 def decoded(text: Any) -> Any:

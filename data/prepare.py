@@ -39,7 +39,7 @@ from .turns import OTHERWISE
 
 __all__ = ["META", "PrepareSettings", "load_prepared", "prepare", "read_meta", "tokenizer_of"]
 
-FORMAT = 3  # counts up when the same chats would give other ids or masks
+FORMAT = 4  # counts up when the same chats would give other ids or masks
 CUT_OFF = "no reply within max_length"
 
 
@@ -153,7 +153,7 @@ def masked(masker: Masker, one: Chat) -> Made:
     """
     if one.text is not None:
         return Made([masker.plain(one.text)])
-    return masker(one.messages, one.tools, one.muted)
+    return masker(one.messages, one.tools, one.muted, one.cut)
 
 
 def _add(outcome: Outcome, one: Chat, made: Made, max_length: int) -> None:

@@ -31,7 +31,7 @@ from .talks import WHY, Talk, kept, turns_of
 if TYPE_CHECKING:
     from ..heads.backbone import Backbone
 
-FORMAT = 2  # counts up when the same settings would give another file
+FORMAT = 3  # counts up when the same settings would give another file
 Work = Callable[[int, list[int]], list[dict[str, Any]]]
 FIELDS = ("number", "messages", "finish", "detail")
 

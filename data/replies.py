@@ -40,7 +40,9 @@ class Turn:
     rest: str
     """The reply, and what the template writes behind it."""
     end: int
-    """Behind its end of turn."""
+    """Behind its end of turn, or behind the last word of a reply that was cut off."""
+    cut: bool = False
+    """Whether it was cut off."""
 
     @property
     def text(self) -> str:

@@ -7,7 +7,8 @@
 - `instruction`, `input`, `output`, with `history` as pairs of question and answer
 - `text`, or a bare text: plain text, which no template touches
 
-beside `system` and `tools` (or `functions`), the latter as list or JSON text.
+beside `system`, `tools` (or `functions`) as list or JSON text, and `finish` (or `finish_reason`), which is `length`
+where the last reply was cut off at a limit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .messages import NoChat, decoded
+from .messages import CUT, FINISHES, NoChat, decoded
 from .sources import UNNAMED
 
 LISTS = ("messages", "conversations", "conversation")
@@ -42,6 +43,8 @@ class Contents:
     text: str | None = None
     """Plain text instead of messages."""
     tools: list[dict[str, Any]] = field(default_factory=list)
+    cut: bool = False
+    """Whether the last reply was cut off at a limit."""
 
 
 def contents_of(row: Any) -> Contents:
@@ -66,7 +69,8 @@ def contents_of(row: Any) -> Contents:
             only = "a message alone, where its chat is needed: " if "role" in row or "from" in row else ""
             raise NoChat("unknown shape", f"{only}keys {', '.join(map(str, row)) or 'none'}")
         return Contents(text=_plain(row["text"]))
-    return Contents(_with_system(messages, row), tools=_tools(row))
+    cut = any(row.get(name) in CUT for name in FINISHES)
+    return Contents(_with_system(messages, row), tools=_tools(row), cut=cut)
 
 
 def _messages(row: Mapping[str, Any]) -> list[Any] | None:

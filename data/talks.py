@@ -16,6 +16,7 @@ from .messages import Message
 
 WHY = {
     "length": "cut off at the limit",
+    "dropped": "cut off at the limit, and dropped",
     "context": "ended at the backbone's context",
     "empty": "ended by an empty answer",
     "refused": "refused by the chat template",
@@ -74,18 +75,19 @@ class Talk:
         if answer.finish not in ("stop", "length"):
             self.end(answer.finish, f"{place}: {answer.detail}" if answer.detail else place)
             return
-        if not answer.text.strip():
+        text = answer.text.rstrip("\ufffd") if answer.finish == "length" else answer.text  # half a character
+        if not text.strip():
             self.end("empty", place)
             return
         if answer.finish == "stop" or keep_cut:
-            said = {"role": "assistant", "content": answer.text}
+            said = {"role": "assistant", "content": text}
             self.messages = [
                 *self.prompt(),
                 {**said, "reasoning_content": answer.reasoning} if answer.reasoning else said,
             ]
             self.turn += 1
         if answer.finish == "length":
-            self.end("length", f"{place}, {answer.detail}")
+            self.end("length" if keep_cut else "dropped", f"{place}, {answer.detail}")
         elif self.turn == len(self.turns):
             self.finish = "stop"
 

@@ -6,6 +6,8 @@ writes history otherwise than it wrote the last turn (thoughts that are dropped,
 than one text for a chat: the turns that one text cannot hold stand in texts that end with them.
 
 Where the template itself marks what is generated (`{% generation %}`), its marks are the truth, in one text.
+
+A reply that was cut off at a limit has no end: what the template writes behind its last word is none of the backbone's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..heads import chat
@@ -26,6 +28,8 @@ Span = tuple[int, int]  # characters, from the first to behind the last
 NO_REPLY = "no reply"
 REFUSED = "the template refuses it"
 OTHERWISE = "the template writes a reply otherwise than a server would open it"
+CUT_UNSEEN = "the words of a reply that was cut off cannot be found"
+SHORT = "replies that were cut off, without their end of turn"
 PROBE, NEXT = "qzreplyzq", "qznextzq"  # a reply and a question that no template changes
 LOOKS = r"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,60}\]|〈[^〈〉\s]{1,60}〉"  # how special tokens are spelled
 CLOSES = re.compile(r"end|eo[stm]|stop|return|call|sep|^</|^\[/", re.IGNORECASE)
@@ -81,12 +85,17 @@ class Turns:
         self._tails: dict[tuple[str, ...], _Tail | None] = {}
 
     def __call__(
-        self, messages: Sequence[Message], tools: chat.Tools | None = None, muted: Sequence[int] = ()
+        self,
+        messages: Sequence[Message],
+        tools: chat.Tools | None = None,
+        muted: Sequence[int] = (),
+        cut: Sequence[int] = (),
     ) -> Scripts:
         """The texts of a chat; what follows its last supervised reply is left away.
 
         Args:
             muted: numbers of messages that are not supervised.
+            cut: numbers of replies that were cut off.
 
         Raises:
             Unmaskable: no turn can be supervised.
@@ -95,14 +104,24 @@ class Turns:
         if not wanted:
             raise Unmaskable(NO_REPLY, "no assistant turn" + (" of weight 1" if muted else ""))
         wanted = wanted[-1:] if self.last_turn else wanted
+        cut = [k for k in cut if k in wanted]
+        if cut and "</think>" in chat.template_of(self.tokenizer, tools):
+            messages = [_opened(message) if k in cut else message for k, message in enumerate(messages)]
         if chat.MARK.search(chat.template_of(self.tokenizer, tools)):
-            return self._marked(messages[: wanted[-1] + 1], tools, wanted)
-        return self._found(messages, tools, wanted)
+            made = self._marked(messages[: wanted[-1] + 1], tools, wanted, cut)
+        else:
+            made = self._found(messages, tools, wanted, cut)
+        if cut:
+            made.notes[SHORT] += len(cut)
+        return made
 
     # -- by rendering what a server would have sent -------------------------------------------------------------------
 
-    def _found(self, messages: Sequence[Message], tools: chat.Tools | None, wanted: list[int]) -> Scripts:
+    def _found(
+        self, messages: Sequence[Message], tools: chat.Tools | None, wanted: list[int], cut: list[int]
+    ) -> Scripts:
         found = turns_of(lambda said, k: self._turn(said, tools, k), messages, wanted)
+        found |= {k: self._unended(one, messages, tools, k) for k in cut if isinstance(one := found[k], Turn)}
         turns = {k: one for k, one in found.items() if isinstance(one, Turn)}
         made = Scripts(lost=[_of_chat(one, messages) for one in found.values() if isinstance(one, Unmaskable)])
         refusal = next((fault for fault in made.lost if fault.reason == REFUSED), None)
@@ -172,9 +191,19 @@ class Turns:
         tail, later = text.rpartition(PROBE)[2], followed.rpartition(PROBE)[2]
         return _Tail(tail, *ending(tail, later, self.special, self.tokenizer.eos_token))
 
+    def _unended(self, turn: Turn, messages: Sequence[Message], tools: chat.Tools | None, k: int) -> Turn | Unmaskable:
+        """A reply that was cut off, without its end of turn."""
+        tail, text = self._tail(messages[: k + 1], tools, k), turn.upto
+        closing = "" if tail is None else tail.missing or tail.text[: tail.ending]
+        known = tail is not None and text.endswith(closing)
+        end = _last_word(messages[k], text, turn.start, len(text) - len(closing) if known else len(text), known)
+        return replace(turn, end=end, cut=True) if end > turn.start else Unmaskable(CUT_UNSEEN, f"message {k + 1}")
+
     # -- by the template's own marks ----------------------------------------------------------------------------------
 
-    def _marked(self, messages: Sequence[Message], tools: chat.Tools | None, wanted: list[int]) -> Scripts:
+    def _marked(
+        self, messages: Sequence[Message], tools: chat.Tools | None, wanted: list[int], cut: list[int]
+    ) -> Scripts:
         try:
             text, marks = chat.marked(self.tokenizer, messages, tools=tools, thinking=self.thinking)
         except chat.Refusal as refusal:
@@ -182,6 +211,8 @@ class Turns:
         if len(wanted) < sum(message["role"] == "assistant" for message in messages):
             places = [self._place(messages, tools, k, text) for k in wanted]
             marks = [mark for mark in marks if any(start <= mark[0] < stop for start, stop in places)]
+        for k in cut:
+            marks = self._unmarked(marks, text, messages, tools, k)
         made = Scripts([Script(text, marks, None)])
         if 0 < len(marks) < len(wanted):
             made.notes["replies that the template does not mark"] = len(wanted) - len(marks)
@@ -189,6 +220,17 @@ class Turns:
         if otherwise:
             made.notes["turns that the template marks, but a server would open otherwise"] = otherwise
         return made
+
+    def _unmarked(
+        self, marks: list[Span], text: str, messages: Sequence[Message], tools: chat.Tools | None, k: int
+    ) -> list[Span]:
+        """The marks, without the end of a reply that was cut off."""
+        start, stop = self._place(messages, tools, k, text)
+        tail = self._tail(messages, tools, k)
+        known = tail is not None and text.endswith(tail.text)
+        end = _last_word(messages[k], text, start, len(text) - len(tail.text) if tail and known else stop, known)
+        clipped = ((first, min(last, end) if start <= first < stop else last) for first, last in marks)
+        return [(first, last) for first, last in clipped if last > first]
 
     def _place(self, messages: Sequence[Message], tools: chat.Tools | None, k: int, text: str) -> Span:
         """Where message `k` stands in the text, header and all."""
@@ -279,6 +321,29 @@ def ending(last: str, followed: str, special: str, eos: str | None) -> tuple[int
     while (more := re.compile(special).match(last, end)) and more.end() <= always and CLOSES.search(more[0]):
         end = more.end()
     return end, ""
+
+
+def _last_word(message: Message, text: str, start: int, end: int, known: bool) -> int:
+    """Where the words of a reply that was cut off end in a text; `start` if that cannot be told.
+
+    Args:
+        start, end: between which it stands.
+        known: whether its end of turn begins at `end`.
+    """
+    said = str(message.get("content") or "").strip()
+    if known and (said or message.get("tool_calls")):
+        return end
+    said = said or next((str(message[name]).strip() for name in REASONING if message.get(name)), "")
+    place = text.rfind(said, start, end) if said else -1
+    return start if place < 0 else place + len(said)
+
+
+def _opened(message: Message) -> Message:
+    """Thoughts that were cut off before their end stand in a field of their own, as a template wants them."""
+    said = str(message.get("content") or "").lstrip()
+    if not said.startswith("<think>") or "</think>" in said:
+        return message
+    return {**message, "content": "", "reasoning_content": said.removeprefix("<think>").strip()}
 
 
 def _called(message: Message) -> list[str]:

@@ -73,7 +73,7 @@ def naive(writer: Backbone, settings: RegenerateSettings, keep_cut: bool) -> lis
                 said += [*pending, {"role": "assistant", "content": text}]
             pending = []
             if not ended:
-                finish = "length"
+                finish = "length" if keep_cut else "dropped"
                 break
         if said:
             found.append((said, finish))
