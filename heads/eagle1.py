@@ -24,6 +24,7 @@ from .base import matched
 from .cached import Pair
 from .eagle import Eagle, EagleConfig
 from .layer import DecoderLayer, UpperLayer
+from .linear import Linear
 from .projection import Borrowed
 from .vocab import DraftVocab
 
@@ -47,7 +48,7 @@ class Eagle1(Eagle):
     def __init__(self, config: Eagle1Config, vocab: DraftVocab | None = None) -> None:
         super().__init__(config, vocab)
         width = config.hidden_size
-        self.fc = nn.Linear(2 * width, width, bias=config.fc_bias)
+        self.fc = Linear(2 * width, width, bias=config.fc_bias)
         above = (UpperLayer(config, width) for _ in range(1, config.head_layers))
         self.layers = nn.ModuleList([DecoderLayer(config, width), *above])
         self._projection: Borrowed | None = None

@@ -25,6 +25,7 @@ from .base import matched
 from .cached import Pair
 from .eagle import Eagle, EagleConfig
 from .layer import DecoderLayer, Norm, UpperLayer
+from .linear import Linear
 from .vocab import DraftVocab
 
 
@@ -105,12 +106,12 @@ class Eagle3(Eagle):
         super().__init__(config, vocab)
         self.taps = config.taps
         width, eps, fused = config.own_width, config.rms_norm_eps, len(config.taps) * config.hidden_size
-        self.fc = nn.Linear(fused, width, bias=False)
+        self.fc = Linear(fused, width, bias=False)
         self.midlayer = FusedLayer(config)
         # named by their numbers, so that the first layer keeps the name that released heads give it
         self.layers = nn.ModuleDict({str(n): UpperLayer(config, width) for n in range(1, config.head_layers)})
         self.norm = Norm(width, eps)
-        self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
+        self.lm_head = Linear(width, config.draft_vocab_size, bias=False)
         self.input_norm = Norm(fused, eps) if config.norm_before_fc else None
         self.fc_norm = nn.ModuleList(
             Norm(config.hidden_size, eps) for _ in range(len(config.taps) if config.fc_norm else 0)

@@ -28,6 +28,7 @@ from .base import DraftHead, Step, at_anchors, matched
 from .cache import Cache
 from .cached import anchored, below
 from .layer import LayerConfig, Norm, UpperLayer, attend_ahead, nothing_ahead
+from .linear import Linear
 from .medusa import ResidualBlock
 from .projection import Borrowed
 from .rotary import Rotary
@@ -62,8 +63,8 @@ class JoiningBlock(nn.Module):
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(parts * width, width)
-        self.res_connection = nn.Linear(parts * width, width)
+        self.linear = Linear(parts * width, width)
+        self.res_connection = Linear(parts * width, width)
         for weight in (*self.linear.parameters(), *self.res_connection.parameters()):
             nn.init.zeros_(weight)
         with torch.no_grad():
@@ -103,7 +104,7 @@ class Hydra(DraftHead):
             for d in range(config.num_heads)
         )
         self.projections = nn.ModuleList(
-            nn.Linear(width, config.draft_vocab_size, bias=config.projection_bias)
+            Linear(width, config.draft_vocab_size, bias=config.projection_bias)
             for _ in range(config.num_heads if own else 0)
         )
         self.prefix = UpperLayer(config, width) if prefix else None

@@ -25,6 +25,7 @@ from transformers.activations import ACT2FN
 from ..errors import UserError
 from .backbone import Backbone
 from .base import HeadConfig
+from .linear import Linear
 from .rotary import Rotary, rope_of, rotated
 
 _SCORES = {"cpu": 1 << 21}  # attention scores held at a time in training; other devices have more room
@@ -120,10 +121,10 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.groups, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         queries, keys, bias = self.heads * self.head_dim, self.groups * self.head_dim, config.attention_bias
-        self.q_proj = nn.Linear(width, queries, bias=bias)
-        self.k_proj = nn.Linear(width, keys, bias=bias)
-        self.v_proj = nn.Linear(width, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, output, bias=config.output_bias)
+        self.q_proj = Linear(width, queries, bias=bias)
+        self.k_proj = Linear(width, keys, bias=bias)
+        self.v_proj = Linear(width, keys, bias=bias)
+        self.o_proj = Linear(queries, output, bias=config.output_bias)
         self.qk_norm = config.qk_norm
         if config.qk_norm != "none":
             widths = (self.head_dim, self.head_dim) if config.qk_norm == "head" else (queries, keys)
@@ -153,9 +154,9 @@ class Gated(nn.Module):
     def __init__(self, config: LayerConfig, width: int) -> None:
         super().__init__()
         inner, bias = config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(width, inner, bias=bias)
-        self.up_proj = nn.Linear(width, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.gate_proj = Linear(width, inner, bias=bias)
+        self.up_proj = Linear(width, inner, bias=bias)
+        self.down_proj = Linear(inner, width, bias=bias)
         self.act = ACT2FN[config.hidden_act]
 
     def forward(self, hidden: Tensor) -> Tensor:

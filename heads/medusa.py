@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .backbone import Backbone, Features
 from .base import DraftHead, HeadConfig, Step, at_anchors, matched
+from .linear import Linear
 from .projection import Borrowed
 from .vocab import DraftVocab
 
@@ -46,7 +47,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, width)
+        self.linear = Linear(width, width)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
@@ -82,7 +83,7 @@ class Medusa(DraftHead):
             nn.Sequential(*(ResidualBlock(width) for _ in range(config.num_blocks))) for _ in range(config.num_heads)
         )
         self.projections = nn.ModuleList(
-            nn.Linear(width, config.draft_vocab_size, bias=False)
+            Linear(width, config.draft_vocab_size, bias=False)
             for _ in range(config.num_heads if config.projection == "own" else 0)
         )
         self._shared: Borrowed | None = None

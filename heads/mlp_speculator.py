@@ -26,6 +26,7 @@ from ..errors import UserError
 from .backbone import Features
 from .base import DraftHead, HeadConfig, Step, at_anchors, matched
 from .cached import below
+from .linear import Linear
 from .vocab import DraftVocab
 
 
@@ -89,9 +90,9 @@ class MlpSpeculator(DraftHead):
         widths = [config.hidden_size, *([inner] * (levels - 1))][: min(levels, 2) if config.tie_weights else levels]
         # a level without a module of its own uses the last one
         self.emb = nn.ModuleList(nn.Embedding(config.vocab_size, inner) for _ in range(each))
-        self.proj = nn.ModuleList(nn.Linear(width, inner, bias=False) for width in widths)
+        self.proj = nn.ModuleList(Linear(width, inner, bias=False) for width in widths)
         self.ln = nn.ModuleList(ShiftedNorm(inner) for _ in range(each))
-        self.head = nn.ModuleList(nn.Linear(inner, config.draft_vocab_size, bias=False) for _ in range(each))
+        self.head = nn.ModuleList(Linear(inner, config.draft_vocab_size, bias=False) for _ in range(each))
         kept = 0.5 ** (0.5 / levels)
         self.share = math.sqrt((1 - kept**2) * inner / 2) / kept
 

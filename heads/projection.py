@@ -6,10 +6,10 @@ Letters: H width, Vd draft vocabulary.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .backbone import Backbone
+from .linear import linear
 from .vocab import DraftVocab
 
 
@@ -24,4 +24,4 @@ class Borrowed:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """(..., H) behind a final norm to (..., Vd) logits, in the backbone's dtype, soft caps and scales included."""
-        return self.backbone.finish(F.linear(hidden.to(self.weight.dtype), self.weight, self.bias))
+        return self.backbone.finish(linear(hidden.to(self.weight.dtype), self.weight, self.bias))

@@ -74,6 +74,20 @@ def drafter_factory(backbone: Backbone, drafter: Any, shape: Shape | None) -> Fa
     raise UserError(f"drafter {drafter!r}: expected {kinds}")
 
 
+def usual(backbone: Backbone, drafter: Any) -> Shape | None:
+    """The form of its drafts where none is asked for; None: it has none, or one of its own."""
+    if isinstance(drafter, Hybrid):
+        return usual(backbone, drafter.second)
+    if isinstance(drafter, SuffixStore):
+        return DEFAULT_SUFFIX
+    if isinstance(drafter, str):
+        kind, _, rest = drafter.partition(":")
+        return usual(backbone, rest) if kind == "hybrid" else _USUAL.get(kind)
+    if isinstance(drafter, Backbone) and not same_tokens(backbone.tokenizer, drafter.tokenizer):
+        return Chain(DEFAULT_TRANSLATED)
+    return DEFAULT_SHAPE if isinstance(drafter, DraftHead | Backbone) else None
+
+
 def chained(drafter: Any, shape: Shape | None, rule: str) -> Shape | None:
     """The form of the drafts for a rule that judges chains; None leaves it to the drafter.
 
@@ -183,6 +197,7 @@ _NAMES: dict[str, Callable[[Backbone, str, Shape | None], Factory]] = {
     "int8": lambda backbone, rest, shape: _of_model(backbone, quantized(backbone), shape),
     "hybrid": lambda backbone, rest, shape: _of_hybrid(backbone, Hybrid("suffix", rest), shape),
 }
+_USUAL = {"ngram": Chain(DEFAULT_LOOKUP), "suffix": DEFAULT_SUFFIX, "exit": DEFAULT_SHAPE, "int8": DEFAULT_SHAPE}
 _WITH_MORE = {"exit", "hybrid"}
 _KNOWN = '"ngram", "suffix", "exit:LAYERS", "int8", "hybrid:NAME"'
 

@@ -72,6 +72,8 @@ class Engine:
     def _set_up(self, intake: Intake, max_rows: int, max_tokens: int | None) -> None:
         if max_rows < 1:
             raise UserError(f"max_rows is {max_rows}; at least 1 is needed")
+        if max_tokens is not None and max_tokens < 1:
+            raise UserError(f"max_tokens is {max_tokens}; at least 1 slot is needed")
         backbone, drafter = intake.backbone, intake.factory(intake.rule)()
         self._intake, self._taps = intake, drafter.taps
         self.max_rows = max_rows if intake.together else 1

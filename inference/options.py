@@ -132,8 +132,8 @@ def read(
         own.append(CountPenalty(length, frequency, presence))
     own.extend(_listed("logits_processor", logits_processor))
     returned, config.num_return_sequences = config.num_return_sequences, 1  # each answer is a row of its own
-    model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=backbone.device)
     try:
+        model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=backbone.device)
         processors = model._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=length,
@@ -144,7 +144,7 @@ def read(
             model_kwargs={},
         )
         criteria = _criteria(config, stopping_criteria, tokenizer or backbone.tokenizer)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UserError(f"generation options: {error}") from error
     config.num_return_sequences = returned
     ends = config._eos_token_tensor
@@ -260,6 +260,8 @@ def _criteria(config: GenerationConfig, custom: Any, tokenizer: Any) -> Stopping
     criteria = StoppingCriteriaList(_listed("stopping_criteria", custom))
     kinds = {type(criterion) for criterion in criteria}
     if config.max_time is not None and MaxTimeCriteria not in kinds:
+        if isinstance(config.max_time, bool) or not isinstance(config.max_time, int | float):
+            raise UserError(f"max_time is {config.max_time!r}; it has to be a number of seconds")
         criteria.append(OwnTime(config.max_time))
     if config.stop_strings is not None and StopStringCriteria not in kinds:
         if tokenizer is None:
@@ -277,9 +279,12 @@ def stopping_at(strings: Any, tokenizer: Any) -> StopStringCriteria:
     listed: list[Any] = (
         [strings] if isinstance(strings, str) else list(strings) if isinstance(strings, Iterable) else [None]
     )
-    if not all(isinstance(one, str) for one in listed):
+    if not listed or not all(isinstance(one, str) for one in listed):
         raise UserError(f"stop_strings is {strings!r}; it has to be a string or a list of strings")
-    return StopStringCriteria(tokenizer, listed)
+    try:
+        return StopStringCriteria(tokenizer, listed)
+    except (ValueError, AttributeError) as error:  # letters that the tokenizer lacks; no tokenizer
+        raise UserError(f"stop_strings is {strings!r}, tokenizer a {type(tokenizer).__name__}: {error}") from error
 
 
 def of_row(allowed: Any, row: int) -> Any:

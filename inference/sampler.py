@@ -155,10 +155,16 @@ class Sampler:
         scores = logits.to(torch.float32, copy=True)[None]  # a copy: some processors write into what they are given
         for processor in self.processors:
             try:
-                scores = processor(ids, scores)
-            except ValueError:  # top_h and eta_cutoff make a distribution, which these scores may not be
+                found = processor(ids, scores)
+            except ValueError as error:  # top_h and eta_cutoff make a distribution, which these scores may not be
                 finite(0, float(scores.max()))
-                raise
+                raise UserError(f"{_called(processor)}: {error}") from error
+            if not isinstance(found, Tensor) or found.shape != scores.shape:
+                shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                raise UserError(
+                    f"logits_processor: {_called(processor)} gave {shown}, not scores {tuple(scores.shape)}"
+                )
+            scores = found
         return scores[0]
 
     def drafted(self, logits: Tensor) -> Tensor:
@@ -218,11 +224,13 @@ def _fires(criterion: Any, answer: Any) -> bool:
     try:
         found = torch.as_tensor(answer)
     except (TypeError, ValueError, RuntimeError):
-        name = getattr(criterion, "__name__", type(criterion).__name__)
-        raise UserError(
-            f"stopping_criteria: {name} gave {answer!r}; it has to give True or False, or a tensor of them"
-        ) from None
+        shown = f"{_called(criterion)} gave {answer!r}"
+        raise UserError(f"stopping_criteria: {shown}; it has to give True or False, or a tensor of them") from None
     return bool(found.any())
+
+
+def _called(one: Any) -> str:
+    return str(getattr(one, "__name__", type(one).__name__))
 
 
 def draw_seed() -> int:

@@ -8,10 +8,9 @@ from ..heads import chat
 from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
 from ..heads.forms import weights_hash
-from .drafters import DEFAULT_LOOKUP, DEFAULT_SHAPE, modules_of
+from .drafters import modules_of, usual
 from .hybrid import Hybrid
 from .machine import running
-from .tree import Chain
 from .tuned import tuned_tree
 
 
@@ -29,7 +28,7 @@ def setup_of(
         "prompts": "as they stand" if raw else f"chat template {chat.fingerprint(backbone.tokenizer)['template']}",
         "drafter": _name(drafter, head),
         "drafter_weights": " ".join(map(weights_hash, modules_of(drafter))) or None,
-        "tree": _tree(backbone, drafter, tree),
+        "tree": tree or (str(shape) if (shape := tuned_tree(backbone, drafter) or usual(backbone, drafter)) else None),
         "max_new_tokens": max_new_tokens,
         **running(backbone),
     }
@@ -41,11 +40,3 @@ def _name(drafter: Any, name: str) -> str:
     if isinstance(drafter, Backbone | Hybrid):
         return name
     return "none" if drafter is None else drafter if isinstance(drafter, str) else type(drafter).__name__
-
-
-def _tree(backbone: Backbone, drafter: Any, tree: str | None) -> str | None:
-    """The form that is asked for, the usual one where none is."""
-    if isinstance(drafter, DraftHead):
-        return tree or str(tuned_tree(backbone, drafter) or DEFAULT_SHAPE)
-    found = tree or tuned_tree(backbone, drafter)
-    return str(found or Chain(DEFAULT_LOOKUP)) if drafter == "ngram" else str(found) if found else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -29,13 +29,18 @@ def compared(plain: Generator, drafted: Generator, prompt: Any, name: str, optio
     one, two = plain.generate(prompt, **options), drafted.generate(prompt, **options)
     left = f"plain: {one.stats.tokens_per_second:.1f} tokens/s"
     right = f"{name}: {two.stats.tokens_per_second:.1f} tokens/s, {two.stats.acceptance_length:.2f} tokens a round"
-    parted = next((n for n, (a, b) in enumerate(zip(one.tokens, two.tokens, strict=False)) if a != b), len(two.tokens))
-    verdict = "identical" if one.tokens == two.tokens else f"they part at token {parted}"
+    verdict = "identical" if one.tokens == two.tokens else f"they part at token {_parting(one.tokens, two.tokens)}"
     if verdict != "identical" and plain.backbone.dtype != torch.float32:
         verdict += " (half precision rounds near-ties by the width of a forward: compare with --dtype float32)"
     ratio = two.stats.tokens_per_second / one.stats.tokens_per_second
     width = shutil.get_terminal_size((110, 24)).columns
     return f"{side_by_side((left, one.text), (right, two.text), width)}\n{ratio:.2f}x, {verdict}"
+
+
+def _parting(one: Sequence[int], two: Sequence[int]) -> int:
+    """Where two lists first differ; behind the shorter one, if the other goes on from it."""
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(two)))
 
 
 def side_by_side(left: tuple[str, str], right: tuple[str, str], width: int = 100) -> str:

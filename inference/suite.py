@@ -175,6 +175,8 @@ def _rows(path: Path, name: str) -> Iterator[tuple[int, Any]]:
     except json.JSONDecodeError as error:
         reason = f"not JSON ({error.msg}); rows on lines of their own belong into a .jsonl file"
         raise UserError(f"{path}, line {error.lineno}: {reason}") from None
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond what Python reads
+        raise UserError(f"{path}: not JSON ({error})") from None
     yield from enumerate(whole if isinstance(whole, list) else [whole], 1)
 
 

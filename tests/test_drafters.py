@@ -17,7 +17,7 @@ from headstart.errors import UserError
 from headstart.heads.backbone import Backbone
 from headstart.heads.format import save_head
 from headstart.heads.methods import METHODS
-from headstart.inference.drafters import is_name, modules_of
+from headstart.inference.drafters import is_name, modules_of, usual
 from headstart.inference.generator import Generator
 from headstart.inference.hybrid import Hybrid
 from headstart.inference.suffix import SuffixStore
@@ -221,3 +221,15 @@ def test_the_command_line_takes_the_same_names_and_folders(tmp_path: Path) -> No
     save_file({"fc.weight": torch.zeros(2, 4)}, tmp_path / "eagle" / "model.safetensors")
     with pytest.raises(UserError, match="num_attention_heads"):
         drafter_of(str(tmp_path / "eagle"), backbone())
+
+
+def test_the_usual_form_of_every_kind_is_known() -> None:
+    """What reports write down where no tree is asked for."""
+    kinds: list[Any] = [None, "ngram", "suffix", "int8", "exit:1", "hybrid:exit:1", "hybrid:ngram"]
+    found = [
+        str(usual(backbone(), kind)) for kind in [*kinds, head(), small(), SuffixStore(), Hybrid("suffix", head())]
+    ]
+    grown, looked_up = "dynamic:3x3x6", "dynamic:8x3x8"
+    assert found == [
+        "None", "chain:5", looked_up, grown, grown, grown, "chain:5", grown, grown, looked_up, grown,
+    ]  # fmt: skip

@@ -426,6 +426,9 @@ def test_what_can_never_fit_is_refused_and_what_cannot_yet_waits() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UserError, match="max_rows is 0"):
         Engine(backbone(), max_rows=0)
+    for wrong in (0, -5):
+        with pytest.raises(UserError, match=f"max_tokens is {wrong}; at least 1"):
+            Engine(backbone(), max_tokens=wrong)
     engine = Engine(backbone())
     with pytest.raises(UserError, match="submit takes one prompt"):
         engine.submit([[5], [6]])

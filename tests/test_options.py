@@ -481,3 +481,21 @@ def test_a_sampler_serves_its_request_again(method: str) -> None:
     assert sampler.over
     sampler.begin()
     assert not sampler.over
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"stop_strings": []}, "stop_strings is .*has to be a string"),
+        ({"stop_strings": "€"}, "stop_strings is '€'"),
+        ({"stop_strings": "a", "tokenizer": 3}, "tokenizer a int"),
+        ({"max_time": "x"}, "max_time is 'x'"),
+        ({"eos_token_id": "a"}, "generation options"),
+        ({"bad_words_ids": [[99_999]]}, "NoBadWordsLogitsProcessor.*99999"),
+        ({"logits_processor": [lambda ids, scores: None]}, "logits_processor: <lambda> gave NoneType, not scores"),
+        ({"logits_processor": [lambda ids, scores: scores[0]]}, r"gave \(\d+,\), not scores \(1, \d+\)"),
+    ],
+)
+def test_what_no_text_can_be_made_with_is_told(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Generator(backbone()).generate(prompt_of(4), **{"max_new_tokens": 3, **options})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zoo
 from headstart.inference.generator import Generator
-from headstart.inference.sides import GAP, compared, side_by_side
+from headstart.inference.sides import GAP, _parting, compared, side_by_side
 
 
 def columns(text: str) -> tuple[str, str]:
@@ -46,3 +46,8 @@ def test_both_are_answered_and_judged() -> None:
     assert shown.endswith("x, identical")
     other = Generator(zoo.backbone(seed=1), "ngram")
     assert "they part at token 0" in compared(plain, other, "red sun", "other", {"max_new_tokens": 12})
+
+
+def test_one_answer_may_be_the_beginning_of_the_other() -> None:
+    assert _parting([1, 2, 3], [1, 2]) == _parting([1, 2], [1, 2, 3]) == 2
+    assert _parting([1, 2, 3], [1, 5, 3]) == 1

@@ -132,6 +132,8 @@ def test_a_row_that_is_no_question_is_named(tmp_path, row, says):
         ("rows.csv", "a,b\n", "not a file of questions"),
         ("broken.jsonl", '{"prompt": "a"}\n{"prompt": \n', "line 2"),
         ("broken.json", '{"prompt": "a"}\n{"prompt": "b"}\n', "line 2: not JSON .*jsonl"),
+        ("long.json", f'{{"prompt": {"9" * 5000}}}', "not JSON .*4300"),
+        ("deep.json", "[" * 200_000, "not JSON"),
         ("cut.txt.gz", "no gzip", "cannot be read"),
     ],
 )
