@@ -14,8 +14,7 @@ Letters: B rows, T positions, H hidden width, V vocabulary, N layers.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +34,8 @@ from .anatomy import (
 from .attention import attending, substitute
 from .cache import Cache, cache_argument
 from .forms import adapters, fingerprint, matrix_of, named_weights, place_of, rows_of, unwrapped
-from .mask import attention_mask, causal, positions
+from .mask import attention_mask, causal, positions, widened
+from .tapping import Tapping
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Tensor
 
@@ -97,11 +97,12 @@ class Backbone:
         self._norm = find_norm(self._decoder)
         self._projection: nn.Module = self.inner.get_output_embeddings()
         self._embedding: nn.Module = self.inner.get_input_embeddings()
-        self._substitute = substitute(self.inner, self._decoder, self.name)
-        if self._substitute is not None:
+        self.substitute = substitute(self.inner, self._decoder, self.name)
+        if self.substitute is not None:
             note = f"{self.config._attn_implementation} takes no mask of a tree: what is drafted is verified with "
-            warnings.warn(f"{self.name}: {note}{self._substitute}, whole texts keep it", stacklevel=2)
-        self._cache_argument = cache_argument(self._decoder)
+            warnings.warn(f"{self.name}: {note}{self.substitute}, whole texts keep it", stacklevel=2)
+        self.cache_argument = cache_argument(self._decoder)
+        self._tappings: dict[tuple[int, ...], Tapping] = {}
         self._checked = False
 
     # -- facts ---------------------------------------------------------------------------------------------------
@@ -229,19 +230,17 @@ class Backbone:
         if cache is not None or ancestors is not None:
             lengths = [0] * rows if cache is None else cache.lengths
             tree = causal(width, ids.device) if ancestors is None else ancestors
-            masks, places = self._masks(lengths, tree), positions(lengths, tree)
+            masks, places = self.masks(lengths, tree), positions(lengths, tree)
         arguments: dict[str, Any] = {"attention_mask": masks, "use_cache": cache is not None}
         if cache is not None:
             if tree.shape[-1] == width:
                 cache.forget()
             assert cache.pending + width == tree.shape[-1], f"{cache.pending} pending tokens, {tree.shape[-1]} columns"
             cache.open(width)
-            arguments[self._cache_argument] = cache
-        with self._tapped(taps) as kept, attending(self.config, None if masks is None else self._substitute):
+            arguments[self.cache_argument] = cache
+        with self.tapping(taps) as tapping, attending(self.config, None if masks is None else self.substitute):
             output = self._decoder(input_ids=ids, position_ids=places, **arguments)
-        last = output.last_hidden_state.to(ids.device)
-        tapped = torch.cat([kept[k].to(ids.device) for k in taps], -1) if taps else None
-        return Features(last, tapped)
+        return Features(output.last_hidden_state.to(ids.device), tapping.taken(ids.device))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., H) hidden states after the final norm to (..., V) logits, with the model's own scales and soft cap."""
@@ -316,28 +315,17 @@ class Backbone:
 
     # -- calling it ----------------------------------------------------------------------------------------------
 
-    def _masks(self, lengths: Sequence[int], ancestors: Tensor) -> Tensor | dict[str, Tensor]:
+    def masks(self, lengths: Sequence[int], ancestors: Tensor, slots: int = 0) -> Tensor | dict[str, Tensor]:
+        """Who sees whom, as the decoder takes it; over at least so many slots, of which nobody sees the last ones."""
         masks = {
-            kind: attention_mask(lengths, ancestors, self.dtype, reach=reach) for kind, reach in self._reaches.items()
+            kind: widened(attention_mask(lengths, ancestors, self.dtype, reach=reach), slots)
+            for kind, reach in self._reaches.items()
         }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    @contextmanager
-    def _tapped(self, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-        """Keep the hidden states of these numbers while the block runs."""
-        kept: dict[int, Tensor] = {}
-        handles = []
-        for k in taps:
-            assert 0 <= k <= self.num_layers, f"hidden state {k} of a model with {self.num_layers} layers"
-            if k == 0:
-                handles.append(self._layers[0].register_forward_pre_hook(_keep_input(kept), with_kwargs=True))
-            else:
-                handles.append(self._layers[k - 1].register_forward_hook(_keep_output(kept, k)))
-        try:
-            yield kept
-        finally:
-            for handle in handles:
-                handle.remove()
+    def tapping(self, taps: Sequence[int]) -> Tapping:
+        """What keeps these hidden states of a forward; the same one each time."""
+        return self._tappings.setdefault(tuple(taps), Tapping(self._layers, taps))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         weight, states = getattr(self._projection, "weight", None), hidden
@@ -378,17 +366,3 @@ def _behind(text: Sequence[int], ids: Tensor, ancestors: Tensor | None) -> tuple
     tree = causal(whole.shape[1], ids.device)
     tree[len(text) :, len(text) :] = ancestors
     return whole, tree
-
-
-def _keep_output(kept: dict[int, Tensor], k: int) -> Any:
-    def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-        kept[k] = output[0] if isinstance(output, tuple) else output
-
-    return hook
-
-
-def _keep_input(kept: dict[int, Tensor]) -> Any:
-    def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        kept[0] = arguments[0] if arguments else keywords["hidden_states"]
-
-    return hook

@@ -147,6 +147,21 @@ class Cache(transformers.Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.end, 0
 
+    def whole(self, width: int, capacity: int) -> Whole:
+        """All slots, at least `capacity` of them, for one forward of `width` tokens behind the committed ones (B = 1).
+
+        The tokens are pending.
+        """
+        assert self.rows == 1, f"{self.rows} rows"
+        self.capacity = max(capacity, self.capacity)
+        for buffers in (self.keys, self.values):
+            for layer, buffer in enumerate(buffers):
+                if buffer.shape[2] < self.capacity:
+                    buffers[layer] = _grown(buffer, self.capacity)
+        self.pending = width
+        places = torch.arange(width) + self.lengths[0]
+        return Whole(self.keys, self.values, places.to(self.keys[0].device))
+
     def _write(self, buffer: Tensor, states: Tensor) -> None:
         """Put the (B, h, T, d) states of the open forward into a (B, h, S, d) buffer."""
         assert states.shape[2] == self._width, f"{states.shape[2]} tokens written where {self._width} were opened"
@@ -171,6 +186,29 @@ class Cache(transformers.Cache):
             index = index.to(buffer.device)  # once for all that lie together
             # index_select copies first: source and destination overlap
             buffer[row, :, start : start + len(chosen)] = buffer[row].index_select(1, index)
+
+
+class Whole(transformers.Cache):
+    """The slots of a `Cache` for forwards of fixed shapes: states go to `places` (T,), a query looks at all slots, and
+    masks say what is there."""
+
+    def __init__(self, keys: list[Tensor], values: list[Tensor], places: Tensor) -> None:
+        super().__init__(layers=[])
+        self.keys, self.values, self.places = keys, values, places
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        keys.index_copy_(2, self.places.to(keys.device), key_states)
+        values.index_copy_(2, self.places.to(keys.device), value_states)
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.keys[layer_idx].shape[2], 0
 
 
 def cache_argument(decoder: nn.Module) -> str:

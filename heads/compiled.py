@@ -21,17 +21,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import first_line
+from ..errors import UserError, first_line
 from .attention import attending
-from .backbone import Backbone, Features, keeper
-from .cache import Cache, Whole, whole
+from .backbone import Backbone, Features
+from .cache import Cache, Whole
 from .mask import causal, positions
+from .tapping import Tapping
 
 WIDTHS = (1, 8)  # nodes; then twice as many each
 SLOTS = 256  # of the smallest cache; then twice as many each
 GRAPHS = 64  # that are made at most, where torch's own limit is 8
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 BACKEND = "inductor"
-_OURS = -1  # under which hooks of ours stand; torch counts its own from 0
 
 
 def slots(count: int) -> int:
@@ -66,38 +67,42 @@ class Compiled:
 
         What no graph can be made for is told once, and goes on without.
         """
-        nodes, backbone = ids.shape[1], self.backbone
-        if self.off or cache.rows != 1:
-            return backbone.forward(ids, cache=cache, ancestors=ancestors, taps=taps)
-        try:
-            with attending(backbone.config, backbone.substitute):
-                last, tapped = self._call(ids, cache, _padded(ancestors, nodes, ids.device), tuple(taps))
-        except Exception as error:  # of the compiler's many kinds; an error of the model's own comes again below
-            self._give_up(first_line(error))
-            return backbone.forward(ids, cache=cache, ancestors=ancestors, taps=taps)
+        given: dict[str, Any] = {"cache": cache, "ancestors": ancestors, "taps": taps}
+        if not self.off and cache.rows == 1:
+            try:
+                return self._call(ids, **given)
+            except Exception as error:  # of the compiler's many kinds; one of the model's own comes again below
+                cause = getattr(error, "inner_exception", error)  # torch wraps what its backends raise
+                self._give_up(f"{type(cause).__name__}: {first_line(cause)}")
+        return self.backbone.forward(ids, **given)
+
+    def _call(self, ids: Tensor, cache: Cache, ancestors: Tensor | None, taps: Sequence[int]) -> Features:
+        backbone, nodes = self.backbone, ids.shape[1]
+        seen = _padded(causal(nodes, ids.device) if ancestors is None else ancestors, width(nodes))
+        view = cache.whole(len(seen), slots(cache.lengths[0] + len(seen)))
+        masks = backbone.masks(cache.lengths, seen, cache.capacity)
+        given = F.pad(ids, (0, len(seen) - nodes)), positions(cache.lengths, seen), masks, view
+        shape, run = (len(seen), cache.capacity, tuple(taps)), self._graph(tuple(taps))
+        if self.mode == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        with backbone.tapping(taps), attending(backbone.config, backbone.substitute), self._making(shape):
+            last, tapped = run(*given)
         cache.pending = nodes
         return Features(last, tapped)[:, :nodes]
 
-    def _call(self, ids: Tensor, cache: Cache, seen: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-        backbone, padded = self.backbone, len(seen)
-        cache.forget()
-        count = slots(cache.lengths[0] + padded)
-        view = whole(cache, padded, max(count, cache.capacity))
-        masks = backbone.masks(cache.lengths, seen, cache.capacity)
-        given = F.pad(ids, (0, padded - ids.shape[1])), positions(cache.lengths, seen), masks, view
-        shape = padded, cache.capacity, taps
-        if self.mode == "reduce-overhead":
-            torch.compiler.cudagraph_mark_step_begin()
+    @contextmanager
+    def _making(self, shape: tuple[Any, ...]) -> Iterator[None]:
+        """Where a graph may have to be made for a shape."""
         if shape in self._known:
-            return self._graph(taps)(*given)  # type: ignore[no-any-return]
+            yield
+            return
         with torch._dynamo.config.patch(recompile_limit=GRAPHS):
-            found: tuple[Tensor, Tensor | None] = self._graph(taps)(*given)
+            yield
         self._known.add(shape)
-        return found
 
     def _graph(self, taps: tuple[int, ...]) -> Any:
         if taps not in self._graphs:
-            run = _runner(self.backbone, taps)
+            run = _runner(self.backbone, self.backbone.tapping(taps))
             self._graphs[taps] = torch.compile(run, dynamic=False, mode=self.mode, backend=BACKEND) if BACKEND else run
         return self._graphs[taps]
 
@@ -106,16 +111,32 @@ class Compiled:
         warnings.warn(f"{self.backbone.name}: cannot be compiled ({reason}): goes on uncompiled", stacklevel=3)
 
 
-def _runner(backbone: Backbone, taps: tuple[int, ...]) -> Any:
+def compiled(backbone: Backbone, asked: bool | str) -> Compiled | None:
+    """What is meant by a flag, or by the name of a mode.
+
+    Raises:
+        UserError: there is no such mode.
+    """
+    if not asked:
+        return None
+    if asked is not True and asked not in MODES:
+        raise UserError(f"compile is {asked!r}; it has to be True, False or one of {', '.join(MODES)}")
+    return Compiled(backbone, None if asked is True else str(asked))
+
+
+def _runner(backbone: Backbone, tapping: Tapping) -> Any:
     """What is compiled: (1, M) ids, their positions, masks and a cache to (1, M, H) and (1, M, taps * H)."""
-    decoder, name, kept = backbone.decoder, backbone.cache_argument, [torch.empty(0)] * len(taps)
-    nothing = kept[0] if kept else None
+    decoder, name = backbone.decoder, backbone.cache_argument
 
     def run(ids: Tensor, places: Tensor, masks: Any, cache: Whole) -> tuple[Tensor, Tensor | None]:
         output = decoder(input_ids=ids, position_ids=places, attention_mask=masks, use_cache=True, **{name: cache})
-        tapped = torch.cat(kept, -1) if taps else None
-        for place in range(len(taps)):
-            kept[place] = nothing  # type: ignore[call-overload]
-        return output.last_hidden_state, tapped
+        return output.last_hidden_state.to(ids.device), tapping.taken(ids.device)
 
     return run
+
+
+def _padded(seen: Tensor, width: int) -> Tensor:
+    """(N, N) who sees whom to (M, M); padding sees itself alone."""
+    wider = torch.eye(width, dtype=torch.bool, device=seen.device)
+    wider[: len(seen), : len(seen)] = seen
+    return wider

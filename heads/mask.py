@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -79,6 +80,12 @@ def attention_mask(
     if reach != EVERYTHING:
         visible = visible & _within(reach, length, slot, offset, inside, ancestors)
     return _additive(visible, dtype)
+
+
+def widened(mask: Tensor, slots: int) -> Tensor:
+    """(B, 1, T, S) mask over at least so many slots; nobody sees those that are new."""
+    more = slots - mask.shape[-1]
+    return mask if more <= 0 else F.pad(mask, (0, more), value=torch.finfo(mask.dtype).min)
 
 
 def _within(reach: Reach, length: Tensor, slot: Tensor, offset: Tensor, inside: Tensor, ancestors: Tensor) -> Tensor:

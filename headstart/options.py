@@ -28,6 +28,10 @@ class BackboneOptions:
     """Where it runs, such as cpu or cuda; without it, a GPU if there is one."""
     attention: Literal["sdpa", "eager"] | None = None
     """Attention implementation; without it, transformers chooses."""
+    quantize: Literal["8bit", "4bit", "int8"] | None = None
+    """Round its weights while loading: 8bit or 4bit by bitsandbytes, int8 by torchao (which have to be installed)."""
+    device_map: str | None = None
+    """How it is spread over several devices, as accelerate takes it (auto, balanced); in place of device."""
     revision: str | None = None
     """Branch, tag or commit of a Hub id."""
     adapter: str | None = None
@@ -68,7 +72,8 @@ def backbone_of(settings: Any) -> Backbone:
     from headstart import load_backbone
 
     silence()
-    given = {name: getattr(settings, name) for name in ("dtype", "attention", "revision") if hasattr(settings, name)}
+    names = ("dtype", "attention", "quantize", "device_map", "revision")
+    given = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
     device = getattr(settings, "device", None) or ("cuda" if torch.cuda.is_available() else None)
     backbone = load_backbone(settings.backbone, device=device, **given)
     if adapter := getattr(settings, "adapter", None):

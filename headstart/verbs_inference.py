@@ -46,6 +46,8 @@ class GenerateSettings:
     """How drafts are verified: match, chain, siblings, fixed, block, traversal; or typical, which is not lossless."""
     auto_off: bool = False
     """Measure while generating whether drafting pays, and go on plainly where it does not."""
+    compile: bool = False
+    """Run rounds through torch.compile; the first ones take long, and what cannot be compiled goes on without."""
     raw: bool = False
     """Take the prompt as it stands, without the chat template."""
     stream: bool = True
@@ -62,7 +64,8 @@ def generate(options: BackboneOptions, settings: GenerateSettings) -> None:
     text = sys.stdin.read() if settings.prompt == "-" else settings.prompt
     backbone = backbone_of(options)
     drafter = drafter_of(settings.head, backbone)
-    generator = Generator(backbone, drafter, tree=settings.tree, rule=settings.rule, auto_off=settings.auto_off)
+    how = {name: getattr(settings, name) for name in ("tree", "rule", "auto_off", "compile")}
+    generator = Generator(backbone, drafter, **how)
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "seed")
     asked = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
     if settings.stop is not None:

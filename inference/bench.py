@@ -72,6 +72,8 @@ class BenchSettings:
     """Short answers of each side before anything is measured."""
     threads: int | None = None
     """CPU threads of both sides; without it, what torch chooses."""
+    compile: bool = False
+    """Run rounds through torch.compile; the first ones take long, and what cannot be compiled goes on without."""
     raw: bool = False
     """Ask the texts as they stand, without the chat template."""
     restart: bool = False
@@ -113,7 +115,7 @@ def bench(
     """
     asked = choose(questions, settings.every, settings.limit)
     with _threads(settings.threads):
-        generator = Generator(backbone, drafter, tree=settings.tree)
+        generator = Generator(backbone, drafter, tree=settings.tree, compile=settings.compile)
         for question in asked:  # whatever is wrong with one is told before any work
             encode(backbone, question, question.turns[0], settings.raw)
         setup = _setup(backbone, drafter, settings)
@@ -147,7 +149,8 @@ def _run(generator: Generator, asked: Sequence[Question], settings: BenchSetting
 
 def _warm_up(generator: Generator, question: Question, settings: BenchSettings) -> None:
     ids = encode(generator.backbone, question, question.turns[0], settings.raw)
-    limit = min(settings.max_new_tokens, WARM_UP_TOKENS, generator.backbone.max_positions - len(ids))
+    most = settings.max_new_tokens if settings.compile else WARM_UP_TOKENS  # graphs are made for every size of a round
+    limit = min(settings.max_new_tokens, most, generator.backbone.max_positions - len(ids))
     for _ in range(settings.warm_up if limit > 0 else 0):
         answer_plainly(generator.backbone, ids, limit)
         answer_ours(generator, ids, limit)
@@ -234,7 +237,7 @@ def _now(backbone: Backbone) -> float:
 
 
 def _setup(backbone: Backbone, drafter: Any, settings: BenchSettings) -> dict[str, Any]:
-    asked = {name: getattr(settings, name) for name in ("head", "tree", "max_new_tokens", "raw")}
+    asked = {name: getattr(settings, name) for name in ("head", "tree", "max_new_tokens", "raw", "compile")}
     return {
         **setup_of(backbone, drafter, **asked),
         "temperature": 0,

@@ -197,7 +197,12 @@ _NAMES: dict[str, Callable[[Backbone, str, Shape | None], Factory]] = {
     "int8": lambda backbone, rest, shape: _of_model(backbone, quantized(backbone), shape),
     "hybrid": lambda backbone, rest, shape: _of_hybrid(backbone, Hybrid("suffix", rest), shape),
 }
-_USUAL = {"ngram": Chain(DEFAULT_LOOKUP), "suffix": DEFAULT_SUFFIX, "exit": DEFAULT_SHAPE, "int8": DEFAULT_SHAPE}
+_USUAL: dict[str, Shape] = {
+    "ngram": Chain(DEFAULT_LOOKUP),
+    "suffix": DEFAULT_SUFFIX,
+    "exit": DEFAULT_SHAPE,
+    "int8": DEFAULT_SHAPE,
+}
 _WITH_MORE = {"exit", "hybrid"}
 _KNOWN = '"ngram", "suffix", "exit:LAYERS", "int8", "hybrid:NAME"'
 

@@ -9,7 +9,7 @@ Letters: T positions, N tree nodes, H hidden width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from ..errors import UserError
 from ..heads.backbone import Backbone, Features, Prompt
 from ..heads.cache import Cache, check_lent, hand_back
+from ..heads.compiled import Compiled, compiled, slots
 from . import door
 from .auto import AutoDrafter
 from .detokenizer import Detokenizer
@@ -33,6 +34,7 @@ from .stats import Stats, Watch
 from .tree import Shape, Tree
 
 PREFILL = 512  # positions of one prefill forward: bounds the memory of masks and activations
+ROOM = 64  # slots for a tree behind the text, at first
 
 
 class Generator:
@@ -50,6 +52,9 @@ class Generator:
         auto_off: measure while generating whether drafting pays, by a few rounds without drafts, and go on plainly
             where it does not, with a note. Answers of one call are then decoded one after another.
         max_rows: answers of one call that are decoded at once, at most.
+        compile: run rounds through `torch.compile`, with trees padded to a few widths; True, or a mode of
+            `torch.compile`. The first rounds take long, while graphs are made. Answers of one call are then decoded
+            one after another. What cannot be compiled goes on without, with a note.
 
     Raises:
         UserError: the head was made for another backbone, or drafter, tree or rule are unknown or do not go together.
@@ -64,8 +69,10 @@ class Generator:
         rule: str = MATCH,
         auto_off: bool = False,
         max_rows: int = 8,
+        compile: bool | str = False,
     ) -> None:
         self.backbone, self.max_rows = backbone, max_rows
+        self._compiled = compiled(backbone, compile)
         self._pace = Pace() if auto_off and drafter is not None else None
         self._intake = Intake(backbone, drafter, tree, rule)
 
@@ -96,7 +103,7 @@ class Generator:
         prepared, several = self._intake.read(prompt, options)
         _check_streamer(streamer, len(prepared))
         own = any(options.get(name) for name in ("logits_processor", "stopping_criteria"))
-        if min(len(prepared), self.max_rows) > 1 and not own and self._pace is None:
+        if min(len(prepared), self.max_rows) > 1 and not own and self._pace is None and self._compiled is None:
             return decode_all(self._intake, prepared, self.max_rows)
         # what a user brings may keep a state, and is given one text after the other
         outputs = [self._output(request, streamer) for request in prepared]
@@ -170,7 +177,7 @@ class Generator:
     def _runs(self, request: Asked, stats: Stats) -> Iterator[list[int]]:
         ids, sampler, rule, lent = request
         drafter = NoDrafter() if self._pace is not None and self._pace.off else self._intake.factory(rule)()
-        more = {"pace": self._pace, "lent": lent}
+        more = {"pace": self._pace, "lent": lent, "compiled": self._compiled}
         with self._intake.evaluating():
             yield from decode(self.backbone, drafter, sampler, ids, stats, rule, **more)
 
@@ -197,6 +204,7 @@ def decode(
     *,
     pace: Pace | None = None,
     lent: Any = None,
+    compiled: Compiled | None = None,
 ) -> Iterator[list[int]]:
     """Yield the tokens behind a prompt, run by run: the first token, then what each round accepts.
 
@@ -208,6 +216,7 @@ def decode(
         pace: measures whether drafting pays, and ends it where it does not.
         lent: a cache of transformers: what it holds has to belong to the prompt, and in the end it holds all but the
             last token.
+        compiled: what stands for `backbone.forward` behind the prompt.
 
     Raises:
         UserError: the drafter hands over an impossible tree, or no token can be chosen (round and row are named).
@@ -216,7 +225,9 @@ def decode(
     limit = min(sampler.max_new_tokens, backbone.max_positions - len(prompt))
     assert limit > 0, f"no room behind a prompt of {len(prompt)} tokens"
     watch = Watch(stats.seconds)
-    cache = backbone.new_cache(capacity=len(prompt) + min(limit, PREFILL) + 64)
+    capacity = len(prompt) + min(limit, PREFILL) + ROOM
+    cache = backbone.new_cache(capacity=capacity if compiled is None else slots(capacity))
+    forward = backbone.forward if compiled is None else compiled.forward
     sampler.begin()
     drafter.start(prompt)
     with named(sampler, "prefill"):
@@ -243,7 +254,7 @@ def decode(
         watch.lap("draft")
         verified = stats.total_seconds
         begun = verified - (0.0 if plain else watch.last)
-        features = _forward_tree(backbone, tree, cache, drafter.taps)
+        features = _forward_tree(forward, tree, cache, drafter.taps, backbone.device)
         with named(sampler, f"round {stats.rounds + 1}"):
             walk = verify(tree, backbone.logits(features.last[0]), sampler, text, left)
         watch.lap("verify")
@@ -260,8 +271,10 @@ def decode(
     tell_cut(backbone, sampler, limit, left)
 
 
-def _forward_tree(backbone: Backbone, tree: Tree, cache: Cache, taps: Sequence[int]) -> Features:
+def _forward_tree(
+    forward: Callable[..., Features], tree: Tree, cache: Cache, taps: Sequence[int], device: torch.device
+) -> Features:
     """One forward over the N nodes; a chain needs no mask of its own."""
-    ids = torch.tensor([tree.tokens], device=backbone.device)  # (1, N)
-    ancestors = None if tree.depth == len(tree) - 1 else tree.ancestors.to(backbone.device)
-    return backbone.forward(ids, cache=cache, ancestors=ancestors, taps=taps)
+    ids = torch.tensor([tree.tokens], device=device)  # (1, N)
+    ancestors = None if tree.depth == len(tree) - 1 else tree.ancestors.to(device)
+    return forward(ids, cache=cache, ancestors=ancestors, taps=taps)

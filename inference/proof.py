@@ -59,6 +59,8 @@ class ProofSettings:
     """Stop each answer after this many tokens."""
     seed: int = 0
     """Seed of the draws; question in row n of the file has seed + n."""
+    compile: bool = False
+    """Run rounds through torch.compile; the first ones take long, and what cannot be compiled goes on without."""
     raw: bool = False
     """Ask the texts as they stand, without the chat template."""
     restart: bool = False
@@ -96,7 +98,8 @@ class Proof:
 
     def __init__(self, backbone: Backbone, drafter: Any, settings: ProofSettings) -> None:
         self.backbone, self.settings = backbone, settings
-        self.generator, self.plain = Generator(backbone, drafter, tree=settings.tree), Generator(backbone)
+        self.generator = Generator(backbone, drafter, tree=settings.tree, compile=settings.compile)
+        self.plain = Generator(backbone)
         self.judge, self.kept = Judge(backbone), Kept(backbone)
 
     def rows(self, job: Job, compare: bool = True) -> list[Row]:
@@ -143,7 +146,7 @@ def prove(backbone: Backbone, drafter: Any, questions: Sequence[Question], setti
         encode(backbone, question, question.turns[0], settings.raw)
     jobs = _jobs(chosen, settings)
     proof = Proof(backbone, drafter, settings)
-    asked = {name: getattr(settings, name) for name in ("head", "tree", "max_new_tokens", "raw")}
+    asked = {name: getattr(settings, name) for name in ("head", "tree", "max_new_tokens", "raw", "compile")}
     with _opened(settings, {**setup_of(backbone, drafter, **asked), "seed": settings.seed}) as store:
         missing = [job for job in jobs if job.key not in store.of]
         for job in Progress(len(missing), "questions", "plain answers", enabled=bool(missing)).over(missing):

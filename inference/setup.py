@@ -15,7 +15,14 @@ from .tuned import tuned_tree
 
 
 def setup_of(
-    backbone: Backbone, drafter: Any, *, head: str, tree: str | None, max_new_tokens: int, raw: bool
+    backbone: Backbone,
+    drafter: Any,
+    *,
+    head: str,
+    tree: str | None,
+    max_new_tokens: int,
+    raw: bool,
+    compile: bool = False,
 ) -> dict[str, Any]:
     """The facts, as JSON values.
 
@@ -30,6 +37,7 @@ def setup_of(
         "drafter_weights": " ".join(map(weights_hash, modules_of(drafter))) or None,
         "tree": tree or (str(shape) if (shape := tuned_tree(backbone, drafter) or usual(backbone, drafter)) else None),
         "max_new_tokens": max_new_tokens,
+        **({"compile": True} if compile else {}),
         **running(backbone),
     }
 
