@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import text_hash
-from .messages import Message, NoChat, messages_of
+from .messages import UNKNOWN, Message, NoChat, messages_of
 from .shapes import SHAPES, contents_of
 from .sources import Source, sources_of
 from .sources import files_of as files_of  # training reads its files' hashes
@@ -84,7 +84,7 @@ def read_chats(paths: Iterable[str | Path], strict: bool = False) -> tuple[list[
         (chats if isinstance(one, Chat) else skipped).append(one)  # type: ignore[arg-type]
     if skipped and (strict or not chats):
         head = "" if chats else "no row is a chat; "
-        raise UserError(f"{head}{listed(skipped)}\nAccepted rows: {SHAPES}")
+        raise UserError(f"{head}{listed(skipped)}")
     if not chats:
         raise UserError(f"{', '.join(map(str, paths))}: holds no row")
     return chats, skipped
@@ -127,7 +127,7 @@ def counted(skipped: Iterable[Skipped]) -> dict[str, int]:
 def listed(
     skipped: Sequence[Skipped], what: str = "not used", limit: int = 10, counts: Mapping[str, int] | None = None
 ) -> str:
-    """A line of counts by reason, then the first rows one by one.
+    """A line of counts by reason, then the first rows one by one; and the shapes that are known, if one is not.
 
     Args:
         counts: by reason, where `skipped` holds the first rows alone.
@@ -139,6 +139,8 @@ def listed(
     lines += [f"  {one}" for one in skipped[:limit]]
     if total > len(lines) - 1:
         lines.append(f"  and {total - len(lines) + 1} more")
+    if UNKNOWN in counts:
+        lines.append(f"Accepted rows: {SHAPES}")
     return "\n".join(lines)
 
 

@@ -43,6 +43,13 @@ def finished(out: Path, settings: Mapping[str, Any]) -> bool:
     return record is not None and out.is_file() and _record_of(out, settings).items() <= record.items()
 
 
+def tidied(out: Path) -> None:
+    """Put away the parts of a finished `out` whose run was killed at its very end."""
+    if parts_of(out).exists():
+        with locked(out):
+            discard(parts_of(out))
+
+
 def earlier(out: Path) -> int:
     """How many groups an interrupted run has left (ask inside `run_groups`): they are read, not computed."""
     return sum(1 for _ in parts_of(out).glob("[0-9]*.jsonl"))

@@ -31,11 +31,13 @@ ROLES = {
 """The role that each name stands for; a `call` is an assistant's message that is a tool call as a whole."""
 WEIGHTS = ("weight", "loss_weight", "train")
 FINISHES = ("finish", "finish_reason")
+UNKNOWN = "unknown shape"
 CUT = ("length", "max_tokens")  # how servers say that an answer reached its limit
 JSON = (str, int, float, list, dict)  # dates and the like, which tables have, are left away
 TEXTS = ("text", "input_text", "output_text")
 THOUGHTS = ("reasoning", "thinking")
 CALLS = ("tool_call", "tool_use", "function_call")
+CALLED = ("tool_calls", "function_call")
 
 
 class NoChat(Exception):
@@ -90,20 +92,20 @@ def decoded(text: Any) -> Any:
 
 def _message(raw: Any, where: str) -> tuple[Message, bool]:
     if not isinstance(raw, dict):
-        raise NoChat("unknown shape", f"{where} is a {type(raw).__name__}, not a mapping")
+        raise NoChat(UNKNOWN, f"{where} is a {type(raw).__name__}, not a mapping")
     role_key = "role" if "role" in raw else "from"
     content_key = "content" if "content" in raw else "value"
-    calls_given = raw.get("tool_calls") or raw.get("function_call")
-    if role_key not in raw or (content_key not in raw and not calls_given):
-        raise NoChat("unknown shape", f"{where} has keys {', '.join(map(str, raw)) or 'none'}")
-    role = ROLES.get(str(raw[role_key]).strip().lower())
+    role = ROLES.get(str(raw.get(role_key)).strip().lower())
+    wordless = role == "tool" or any(raw.get(name) for name in (*CALLED, *REASONING))  # a table leaves null away
+    if role_key not in raw or (content_key not in raw and not wordless):
+        raise NoChat(UNKNOWN, f"{where} has keys {', '.join(map(str, raw)) or 'none'}")
     if role is None:
         raise NoChat("unknown role", f"{where} is of {raw[role_key]!r}; known are {', '.join(ROLES)}")
     rest = {name: raw[name] for name in raw if name not in (role_key, content_key) and isinstance(raw[name], JSON)}
     if role == "call":
         message = _called(raw.get(content_key), where)
     else:
-        message = {"role": role, **_content(raw.get(content_key), role, bool(calls_given), where)}
+        message = {"role": role, **_content(raw.get(content_key), role, wordless, where)}
     weight = _weight(rest, where)
     _add_thoughts(message, rest, where)
     _add_calls(message, rest, where)
@@ -119,12 +121,16 @@ def _called(value: Any, where: str) -> Message:
         return {"role": "assistant", **_content(value, "assistant", False, where)}
 
 
-def _content(content: Any, role: str, calls: bool, where: str) -> Message:
-    """Content, and what its parts hold besides text."""
+def _content(content: Any, role: str, wordless: bool, where: str) -> Message:
+    """Content, and what its parts hold besides text.
+
+    Args:
+        wordless: the message may have none.
+    """
     if isinstance(content, str):
         return {"content": content}
     if content is None:
-        if calls or role == "tool":
+        if wordless:
             return {"content": ""}
         raise NoChat("null content", where)
     if isinstance(content, list) and all(isinstance(part, (str, Mapping)) for part in content):
@@ -198,7 +204,7 @@ def _add_thoughts(message: Message, rest: Message, where: str) -> None:
 def _add_calls(message: Message, rest: Message, where: str) -> None:
     """Calls in the one form."""
     calls = [*message.get("tool_calls", [])]
-    for name in ("tool_calls", "function_call"):
+    for name in CALLED:
         if value := rest.pop(name, None):
             calls += _calls(value, where)
     if calls:

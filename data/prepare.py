@@ -21,7 +21,6 @@ from .groups import locked
 from .masks import NOTHING, Made, Masked, Masker
 from .pool import mapped
 from .replies import Unmaskable
-from .shapes import SHAPES
 from .sources import sources_of
 from .store import (
     META,
@@ -225,11 +224,11 @@ class _Tally:
                 "another one (--chat-template), or pass --drop-empty to leave them out"
             )
         if self.settings.strict and any(reason != CUT_OFF for reason in self.skipped.counts):
-            raise UserError(f"{self.skipped.told()}\nAccepted rows: {SHAPES}")
+            raise UserError(self.skipped.told())
         if not self.total["rows"]:
             if not self.skipped.counts:
                 raise UserError(f"{', '.join(map(str, self.settings.input))}: holds no row")
-            raise UserError(f"no row is left to train on; {self.skipped.told()}\nAccepted rows: {SHAPES}{self._hint()}")
+            raise UserError(f"no row is left to train on; {self.skipped.told()}{self._hint()}")
 
     def counts(self) -> dict[str, Any]:
         names = ("rows", "tokens", "supervised", "truncated", "split", "lost", "cuts")

@@ -73,6 +73,8 @@ def preview(backbone: Any, settings: PreviewSettings) -> None:
     shown, statistics = _read(rows, tokenizer, settings)
     if faults.counts:
         print(faults.told("not used, or not as a whole"))
+    elif not shown.rows and settings.rows:
+        raise UserError(f"{', '.join(settings.input)}: holds no row")
     print(f"--- shown: {share(shown.tokens, shown.supervised)}")
     facts = [f"whole folder: {summary(read_meta(folder))}" if folder else _template_line(tokenizer)]
     if settings.statistics:

@@ -23,7 +23,7 @@ from ..progress import Progress
 from .chats import Chat, Skipped, listed, read_chats
 from .crew import Crew
 from .endpoint import Endpoint, Failed, seed_of
-from .groups import earlier, finished, run_groups, settings_hash
+from .groups import earlier, finished, run_groups, settings_hash, tidied
 from .sources import sources_of
 from .store import tokenizer_of
 from .talks import WHY, Talk, kept, turns_of
@@ -91,6 +91,7 @@ def regenerate(writer: Backbone | Endpoint, settings: RegenerateSettings) -> Non
         print(listed(skipped))
     record = _record(writer, settings)
     if finished(settings.out, record) and not settings.restart:
+        tidied(settings.out)
         print(f"{settings.out}: already there")
         return
     groups = _groups(writer, chats, settings.group)

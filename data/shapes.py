@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .messages import CUT, FINISHES, NoChat, decoded
+from .messages import CUT, FINISHES, UNKNOWN, NoChat, decoded
 from .sources import UNNAMED
 
 LISTS = ("messages", "conversations", "conversation")
@@ -58,7 +58,7 @@ def contents_of(row: Any) -> Contents:
     if isinstance(row, str):
         return Contents(text=_plain(row))
     if not isinstance(row, Mapping):
-        raise NoChat("unknown shape", f"a {type(row).__name__}, not a mapping, a list or a text")
+        raise NoChat(UNKNOWN, f"a {type(row).__name__}, not a mapping, a list or a text")
     if found := [name for name in MEDIA if row.get(name) not in (None, "", "[]") and row[name]]:
         raise NoChat("images, audio or video", f"the row has {', '.join(found)}")
     if UNNAMED in row:
@@ -66,8 +66,7 @@ def contents_of(row: Any) -> Contents:
     messages = _messages(row)
     if messages is None:
         if not isinstance(row.get("text"), str):
-            only = "a message alone, where its chat is needed: " if "role" in row or "from" in row else ""
-            raise NoChat("unknown shape", f"{only}keys {', '.join(map(str, row)) or 'none'}")
+            raise NoChat(UNKNOWN, f"{_why(row)}keys {', '.join(map(str, row)) or 'none'}")
         return Contents(text=_plain(row["text"]))
     cut = any(row.get(name) in CUT for name in FINISHES)
     return Contents(_with_system(messages, row), tools=_tools(row), cut=cut)
@@ -91,7 +90,7 @@ def _instructed(row: Mapping[str, Any]) -> list[Any]:
     """Instruction and input are one question, an empty line between them; history comes before it."""
     pairs = decoded(row.get("history")) or []
     if not isinstance(pairs, list) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
-        raise NoChat("unknown shape", "history is no list of pairs of question and answer")
+        raise NoChat(UNKNOWN, "history is no list of pairs of question and answer")
     said = [message for asked, answer in pairs for message in (_said("user", asked), _said("assistant", answer))]
     question = row["instruction"]
     if isinstance(question, str) and isinstance(row.get("input"), str) and row["input"].strip():
@@ -129,9 +128,25 @@ def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not value or (isinstance(value, str) and not value.strip()):
         return []
     tools = [decoded(one) for one in (value if isinstance(value, list) else [value])]
-    if not all(isinstance(one, dict) for one in tools):
+    if not all(map(_named, tools)):
         raise NoChat("tools are no list of functions", str(given)[:60])
     return [one if "function" in one else {"type": "function", "function": one} for one in tools]
+
+
+def _named(tool: Any) -> bool:
+    """Whether a tool is a function with a name."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    """What is unusual about a row of no known shape."""
+    if "role" in row or "from" in row:
+        return "a message alone, where its chat is needed: "
+    name = next((name for name in LISTS if row.get(name) is not None), None)
+    if name is None:
+        return ""
+    return f"{name} holds {'text that is no JSON list' if isinstance(row[name], str) else 'no list'}: "
 
 
 def _plain(text: str) -> str:

@@ -20,7 +20,7 @@ from ..heads import chat
 from ..heads.backbone import Backbone
 from ..progress import Progress
 from .card import card
-from .groups import finished, run_groups
+from .groups import finished, run_groups, tidied
 from .plans import plan_of
 from .quality import NearDuplicates
 from .topics import LANGUAGES, read_topics
@@ -124,6 +124,7 @@ def synthesize(backbone: Backbone, settings: SynthesizeSettings) -> Counter[str]
     with Progress(settings.count, "conversations", "synthesize") as progress:
         writer = Writer(backbone, settings, progress.refresh)
         if finished(out, fixed) and not settings.restart:
+            tidied(out)
             return Counter(kept=settings.count, already_there=1)
 
         def work(_: int, group: Sequence[int]) -> list[Row]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..heads import chat
-from ..heads.dialect import REASONING
+from ..heads.dialect import READS, REASONING
 from .replies import LONG, Message, Turn, Unmaskable, turns_of, window
 
 Span = tuple[int, int]  # characters, from the first to behind the last
@@ -105,7 +105,7 @@ class Turns:
             raise Unmaskable(NO_REPLY, "no assistant turn" + (" of weight 1" if muted else ""))
         wanted = wanted[-1:] if self.last_turn else wanted
         cut = [k for k in cut if k in wanted]
-        if cut and "</think>" in chat.template_of(self.tokenizer, tools):
+        if cut and any(name in REASONING for name in READS.findall(chat.template_of(self.tokenizer, tools))):
             messages = [_opened(message) if k in cut else message for k, message in enumerate(messages)]
         if chat.MARK.search(chat.template_of(self.tokenizer, tools)):
             made = self._marked(messages[: wanted[-1] + 1], tools, wanted, cut)
@@ -211,9 +211,13 @@ class Turns:
         if len(wanted) < sum(message["role"] == "assistant" for message in messages):
             places = [self._place(messages, tools, k, text) for k in wanted]
             marks = [mark for mark in marks if any(start <= mark[0] < stop for start, stop in places)]
+        made = Scripts()
         for k in cut:
-            marks = self._unmarked(marks, text, messages, tools, k)
-        made = Scripts([Script(text, marks, None)])
+            marks, found = self._unmarked(marks, text, messages, tools, k)
+            made.lost += [] if found else [Unmaskable(CUT_UNSEEN, f"message {k + 1}")]
+        if made.lost and not marks:
+            raise made.lost[0]
+        made.scripts = [Script(text, marks, None)]
         if 0 < len(marks) < len(wanted):
             made.notes["replies that the template does not mark"] = len(wanted) - len(marks)
         otherwise = sum(not self._opens(text, messages[:k], tools) for k in wanted)
@@ -223,14 +227,14 @@ class Turns:
 
     def _unmarked(
         self, marks: list[Span], text: str, messages: Sequence[Message], tools: chat.Tools | None, k: int
-    ) -> list[Span]:
-        """The marks, without the end of a reply that was cut off."""
+    ) -> tuple[list[Span], bool]:
+        """The marks, without the end of a reply that was cut off; and whether its words were found."""
         start, stop = self._place(messages, tools, k, text)
         tail = self._tail(messages, tools, k)
         known = tail is not None and text.endswith(tail.text)
         end = _last_word(messages[k], text, start, len(text) - len(tail.text) if tail and known else stop, known)
         clipped = ((first, min(last, end) if start <= first < stop else last) for first, last in marks)
-        return [(first, last) for first, last in clipped if last > first]
+        return [(first, last) for first, last in clipped if last > first], end > start
 
     def _place(self, messages: Sequence[Message], tools: chat.Tools | None, k: int, text: str) -> Span:
         """Where message `k` stands in the text, header and all."""

@@ -73,6 +73,13 @@ def test_thoughts_stay_words_for_a_template_that_knows_none() -> None:
     assert "[<think>\nso ab]<|im_end|>" in shown(tokenizer, made)
     with pytest.raises(Unmaskable, match="words of a reply that was cut off"):
         Masker(tokenizer)([CHAT[0], {"role": "assistant", "content": "", "reasoning_content": "so"}], cut=[1])
+    tokenizer = with_template(MARKED)
+    lost = [*CHAT[:3], {"role": "assistant", "content": "", "reasoning_content": "so"}]
+    made = Masker(tokenizer)(lost, cut=[3])
+    assert [fault.detail for fault in made.lost] == ["message 4"]
+    assert shown(tokenizer, made.rows[0]).count("[") == 1
+    with pytest.raises(Unmaskable, match="words of a reply that was cut off"):
+        Masker(tokenizer)([lost[0], lost[3]], cut=[1])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headstart.data.groups import earlier, finished, run_groups, settings_hash
+from headstart.data.groups import earlier, finished, parts_of, run_groups, settings_hash, tidied
 from headstart.errors import UserError
 from headstart.files import read_jsonl, write_jsonl
 
@@ -152,6 +152,17 @@ def test_a_killed_finish_is_finished(tmp_path: Path) -> None:
     run(out, work=lambda number, inputs: pytest.fail("computed again"))
     assert out.read_bytes() == before
     assert finished(out, SETTINGS)
+
+
+def test_parts_of_a_finished_file_are_put_away(tmp_path: Path) -> None:
+    """Killed after its record, before its parts were gone."""
+    out = tmp_path / "rows.jsonl"
+    run(out)
+    write_jsonl(parts_of(out) / "000000.jsonl", [{"a": 1}])
+    write_jsonl(parts_of(out) / "settings.json", [SETTINGS])
+    tidied(out)
+    tidied(out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl", "rows.jsonl.settings.json"]
 
 
 def test_two_runs_at_once(tmp_path: Path) -> None:

@@ -193,3 +193,9 @@ def test_text_is_whole_where_a_letter_is_cut(capsys: pytest.CaptureFixture[str])
             return "".join(f" {token}" for token in ids).lstrip()
 
     assert marked(Dropping(), [1, 2, 3, 4], [0, 1, 0, 1], ("⟦", "⟧")) == "1⟦ 2⟧ 3⟦ 4⟧"
+
+
+def test_a_file_without_rows_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n")
+    with pytest.raises(UserError, match=r"a\.jsonl: holds no row"):
+        preview(tokenizer(), PreviewSettings([str(tmp_path / "a.jsonl")]))
