@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,12 +94,41 @@ class Adapter:
         found = _peft().get_peft_model_state_dict(self.model)
         return {name: one.detach().float().cpu().contiguous() for name, one in sorted(found.items())}
 
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """The reverse of `tensors`.
+
+        Raises:
+            UserError: one is missing, left over, or of another shape; names it.
+        """
+        shapes = {name: tuple(one.shape) for name, one in tensors.items()}
+        wanted = {name: tuple(one.shape) for name, one in self.tensors().items()}
+        for name in sorted(shapes.keys() | wanted.keys()):
+            if shapes.get(name) != wanted.get(name):
+                raise UserError(f"is no adapter for {self.backbone.name}; {name} differs")
+        _peft().set_peft_model_state_dict(self.model, dict(tensors))
+
     def hash(self) -> str:
         """16 hex digits of matrices and scale."""
         digest = hashlib.sha256(f"{self.settings.rank} {self.settings.alpha}".encode())
         for name, one in self.tensors().items():
             digest.update(f"{name}{tuple(one.shape)}".encode() + one.numpy().tobytes())
         return digest.hexdigest()[:16]
+
+    def read(self, folder: Path, expected: str) -> None:
+        """Take the matrices of a stored one, which has this hash.
+
+        Raises:
+            UserError: they cannot be read, are for other layers, or are others.
+        """
+        path = folder / _WEIGHTS
+        try:
+            self.load(load_file(path))
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path}: cannot be read ({error})") from None
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        if self.hash() != expected:
+            raise UserError(f"{folder}: holds adapter {self.hash()}; the head beside it was trained with {expected}")
 
     def save(self, folder: Path) -> None:
         """Both files, into a folder that is made."""
@@ -120,28 +149,22 @@ def apply(backbone: Backbone, folder: Path, expected: str) -> Backbone:
     """
     if backbone.adapter == expected:
         return backbone
-    adapter = Adapter(backbone, _read(folder / _CONFIG))
+    adapter = Adapter(backbone, stored(folder))
     try:
-        stored = load_file(folder / _WEIGHTS)
-        wanted = adapter.tensors()
-        shapes = {name: tuple(one.shape) for name, one in stored.items()}
-        if shapes != {name: tuple(one.shape) for name, one in wanted.items()}:
-            wrong = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != _shape(wanted.get(name)))
-            raise UserError(f"{folder / _WEIGHTS}: is no adapter for {backbone.name}; {wrong[0]} differs")
-        _peft().set_peft_model_state_dict(adapter.model, stored)
-        if adapter.hash() != expected:
-            raise UserError(f"{folder}: holds adapter {adapter.hash()}; the head beside it was trained with {expected}")
-    except (OSError, SafetensorError) as error:
-        adapter.remove()
-        raise UserError(f"{folder / _WEIGHTS}: cannot be read ({error})") from None
+        adapter.read(folder, expected)
     except UserError:
         adapter.remove()
         raise
     return adapter.merge()
 
 
-def _read(path: Path) -> AdapterSettings:
-    """Settings of a stored adapter; whatever else peft knows has to have its default."""
+def stored(folder: Path) -> AdapterSettings:
+    """Settings of a stored adapter; whatever else peft knows has to have its default.
+
+    Raises:
+        UserError: they cannot be read, or are those of another kind of adapter.
+    """
+    path = folder / _CONFIG
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         targets = found["target_modules"]
@@ -169,10 +192,6 @@ def _plain(settings: AdapterSettings) -> dict[str, Any]:
     """peft's config as JSON values."""
     plain: dict[str, Any] = json.loads(json.dumps(_config(settings).to_dict(), default=sorted))
     return plain
-
-
-def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
-    return None if tensor is None else tuple(tensor.shape)
 
 
 def _peft() -> Any:

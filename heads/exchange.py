@@ -96,7 +96,8 @@ def _refuse_adapter(head: DraftHead, to: str, backbone: Backbone | None) -> None
     if wanted and (to != "medusa-2" or backbone is None or backbone.adapter != wanted):
         raise UserError(
             f"the head was trained with adapter {wanted} on its backbone, and {to} would serve it with another model; "
-            "export it to medusa-2 with the adapter taken in (load_head(..., adapter=True)): one model with its heads"
+            "export it to medusa-2, which holds the changed backbone with its heads (in Python: load_head(..., "
+            "adapter=True) first)"
         )
 
 

@@ -46,7 +46,13 @@ def export(settings: ExportSettings) -> None:
     from headstart.options import silence
 
     silence()
-    head = load_head(settings.head, load_backbone(settings.backbone) if settings.backbone else None)
+    head = load_head(settings.head)
+    changed = head.config.adapter_hash != ""
+    if changed and settings.to == "medusa-2":  # the one format that holds the changed backbone, too
+        backbone = load_backbone(settings.backbone or head.config.backbone)
+        head = load_head(settings.head, backbone, adapter=True)
+    elif settings.backbone and not changed:
+        head = load_head(settings.head, load_backbone(settings.backbone))
     try:
         folder = export_head(head, settings.to, settings.out)
     except BackboneNeededError:

@@ -7,7 +7,8 @@
 # Same backbone (SmolLM2-135M), rows, cached features, draft vocabulary of 4,096, three unrolled steps, AdamW, tokens a
 # step and number of threads; each trainer at each of three learning rates, and the best of them counts.
 #
-# ROWS      chats to train on, held-out ones included (320; about 512 tokens each)
+# ROWS      chats to train on, held-out ones included (112; about 512 tokens each)
+# STEP      rows of a step (2)
 # RATES     learning rates ("5e-4 1e-3 2e-3")
 # TRAINERS  which ("headstart speculators specforge")
 # THREADS   of each trainer (2)
@@ -28,6 +29,7 @@ dir=$(cd "${1:-build/compare}" && pwd)
 here=$PWD/scripts/compare
 peers=${PEERS:-$dir/venvs}
 threads=${THREADS:-2}
+step=${STEP:-2}
 torch=${HEADSTART_TORCH:-torch==2.13.0}
 export OMP_NUM_THREADS=$threads
 venv=$(scripts/setup.sh fetch)
@@ -61,7 +63,7 @@ environment specforge transformers==5.8.1 'numpy<=2.4.6' datasets tqdm accelerat
 
 if [ ! -e "$dir/facts.json" ]; then
   say "rows and features"
-  "$ours/python" scripts/compare_trainers.py prepare "$dir" "${ROWS:-320}"
+  "$ours/python" scripts/compare_trainers.py prepare "$dir" "${ROWS:-112}"
   "$ours/headstart" data cache --backbone smollm2-135m --input "$dir/rows" --max-length 576 --dtype bfloat16 \
     --out "$dir/features"
 fi
@@ -69,7 +71,7 @@ fi
 train_headstart() { # the same split, and features of the same backbone in bf16
   printf 'backbone: smollm2-135m\nrun: run\n' >recipe.yaml
   "$ours/python" "$here/watch.py" watch.json "$threads" headstart train recipe.yaml data.train="[$dir/rows]" \
-    data.held_out=0.12 data.max_length=576 data.cache="$dir/features" draft_vocab=4096 loss.depths=3 batch.rows=4 \
+    data.held_out=0.12 data.max_length=576 data.cache="$dir/features" draft_vocab=4096 loss.depths=3 batch.rows="$step" \
     optim.name=adamw optim.lr="$1" optim.warmup=0.1 optim.final=0 precision.backbone=bfloat16 evaluate.every=null \
     evaluate.rows=0 evaluate.prompts=0 save.every=1000000
 }
@@ -81,7 +83,7 @@ train_speculators() { # the head of the paper: without the norms that are its de
     --verifier-name-or-path "$dir/backbone" --speculator-type eagle3 --draft-arch llama --num-layers 1 \
     --target-layer-ids 2 15 27 --draft-vocab-size 4096 --d2t-path "$dir/d2t.npy" --t2d-path "$dir/t2d.npy" \
     --no-norm-before-residual --no-norm-before-fc --no-norm-output --data-path "$dir/speculators/data" \
-    --hidden-states-path "$dir/speculators/hidden_states" --on-missing raise --num-workers 0 --total-seq-len 2304 \
+    --hidden-states-path "$dir/speculators/hidden_states" --on-missing raise --num-workers 0 --total-seq-len $((step * 576)) \
     --train-data-ratio "$(awk "BEGIN { printf \"%.6f\", ($rows - 0.5) / $rows }")" --draft-attn-impl sdpa \
     --loss-implementation eager --ttt-steps 3 --ttt-step-loss-decay 0.8 --optimizer adamw --lr "$1" --weight-decay 0 \
     --scheduler-type cosine --scheduler-warmup-ratio 0.1 --epochs 1 --log-freq 1000000 --save-path out --log-dir logs
@@ -91,7 +93,7 @@ train_specforge() { # with its lean teacher, and sdpa, as its default attention 
   cat >run.yaml <<EOF
 model: {target_model_path: $dir/backbone, draft_model_config: $dir/specforge.json, vocab_mapping_path: $dir/maps.pt}
 data: {hidden_states_path: $dir/specforge, max_length: 576, dataloader_num_workers: 0, cache_dir: $PWD/cache}
-training: {strategy: eagle3, num_epochs: 1, batch_size: 4, fsdp_sharding: NO_SHARD, learning_rate: $1, warmup_ratio: 0.1,
+training: {strategy: eagle3, num_epochs: 1, batch_size: $step, fsdp_sharding: NO_SHARD, learning_rate: $1, warmup_ratio: 0.1,
   ttt_length: 3, attention_backend: sdpa, compact_teacher: true}
 output_dir: $PWD/out
 run_id: compare

@@ -9,6 +9,7 @@ import pytest
 import runs
 
 import zoo
+from headstart.errors import UserError
 from headstart.heads.format import load_head
 from headstart.heads.methods import TRAINABLE
 from headstart.training.loop import train
@@ -33,11 +34,17 @@ def test_every_method_has_a_recipe():
 def test_two_steps_fresh_and_resumed(path, cache, chats, tmp_path, monkeypatch):
     monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "cache"))
     backbone, recipe = zoo.backbone(), load_recipe(path)
+    if recipe.adapter.rank is not None:
+        pytest.importorskip("peft")
     changes = {"data.train": [str(chats)], "data.cache": cache, "data.held_out": 0.2, "optim.max_steps": 2}
     changes |= {"save.every": 1, "log.rows": True, "optim.max_minutes": None}
     changes |= {"evaluate.rows": 4, "evaluate.prompts": 1, "evaluate.max_new_tokens": 6}
     if recipe.draft_vocab is not None:
         changes["draft_vocab"] = 40
+    if cache and recipe.adapter.rank is not None:
+        with pytest.raises(UserError, match="features change with the backbone"):
+            load_recipe(recipe, changes)
+        return
     fresh = train(recipe, {**changes, "run": str(tmp_path / "fresh")}, backbone=backbone)
     changes["run"] = str(tmp_path / "resumed")
     with monkeypatch.context() as patch:

@@ -74,11 +74,15 @@ def evaluate(setup: Setup) -> dict[str, Any]:
                 batches = forwards(rows, mine, setup.recipe.batch)
                 estimate = Estimate(shape, shape.depth)
                 with in_step(setup.layout, setup.backbone):
-                    sums = count(setup.objective, (one.to(accelerator.device) for one in batches), estimate)
+                    batches = [one.to(accelerator.device) for one in batches]
+                    sums, apart = count(setup.objective, batches, estimate), setup.objective.distance(batches)
                 _add_up(accelerator, sums, *vars(sums))
                 _add_up(accelerator, estimate, "reached", "kept")
                 figures = sums.figures(setup.objective.shares.cpu())
                 figures |= {"tree": str(shape), "estimated_acceptance_length": estimate.length}
+                if apart is not None:
+                    total, positions = accelerator.reduce(apart, "sum").tolist()
+                    figures["divergence"] = total / max(positions, 1)
             if wanted.prompts:
                 with in_step(setup.layout, setup.backbone):
                     stats = _measured(setup, prompts(rows, wanted.prompts)[rank::world])
@@ -105,7 +109,7 @@ def count(objective: Objective, batches: Iterable[Batch], estimate: Estimate | N
         taught = found[0] + 1  # (J,)
         truth = objective.head.vocab.to_draft(first_choices(objective.backbone, features.last.flatten(0, 1)[taught]))
         sums.losses += result.losses.cpu()
-        sums.counted += objective.counts(batch)
+        sums.counted += objective.counts(batch)[:depths]
         alive = torch.ones(len(taught), dtype=torch.bool, device=taught.device)  # (M_d,) hits at every depth so far
         for depth, at in enumerate(found):
             hits = result.tops[depth] == truth[torch.searchsorted(taught, at + 1 + depth)]

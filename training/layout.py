@@ -70,8 +70,11 @@ class Layout:
             )
         if recipe.device_map:
             raise UserError(f"device_map is {recipe.device_map}, and {self.name} spreads the backbone its own way")
-        if recipe.lora.rank is not None:
-            raise UserError(f"lora.rank is set, and {self.name} shards what is trained: launch without, it is small")
+        for name in ("lora", "adapter"):
+            if getattr(recipe, name).rank is not None:
+                raise UserError(
+                    f"{name}.rank is set, and {self.name} shards what is trained: launch without, it is small"
+                )
 
     def load(self, load: Callable[[torch.device | None], Backbone]) -> Backbone:
         """The backbone, by a function of the device. On all processes."""
@@ -111,12 +114,12 @@ class Layout:
         return nullcontext()
 
     def weights(self, objective: Objective) -> dict[str, Tensor]:
-        """The head's tensors by name, whole, on the CPU. On all processes."""
-        return {name: tensor.detach().cpu() for name, tensor in objective.head.state_dict().items()}
+        """The trained tensors by name, whole, on the CPU. On all processes."""
+        return {name: tensor.detach().cpu() for name, tensor in objective.tensors().items()}
 
     def load_weights(self, objective: Objective, tensors: Mapping[str, Tensor]) -> None:
         """The reverse of `weights`. On all processes."""
-        objective.head.load_state_dict(tensors, strict=True)
+        objective.load(tensors)
 
     def moments(self) -> dict[str, Any]:
         """The optimizer's state, with whole tensors, in the form of the optimizer itself. On all processes."""

@@ -89,9 +89,13 @@ class Window:
     def _clear(self) -> None:
         self.losses, self.hits, self.counts = (torch.zeros_like(self.weights) for _ in range(3))
         self.tokens, self.seconds = 0, 0.0
+        self.distance, self.apart = torch.zeros(()), 0.0
 
     def add(self, results: Sequence[Result], counts: Tensor, tokens: int, seconds: float) -> None:
-        """A step: what its forwards came to, its positions by depth (D,), its tokens, its wall time."""
+        """A step: what its forwards came to, its positions by depth (D,) and of other sums, its tokens, its time."""
+        counts, others = counts[: len(self.weights)], counts[len(self.weights) :]
+        self.apart += float(others.sum())
+        self.distance = self.distance + sum(one.distance.cpu() for one in results if one.distance is not None)
         losses = torch.stack([one.losses.cpu() for one in results]).sum(0)
         self.loss = self._loss(losses * self.world, counts)
         self.losses += losses
@@ -114,13 +118,15 @@ class Window:
 
     def figures(self, accelerator: Any) -> dict[str, Any]:
         """What is reported of the window, over all processes; the next one begins."""
-        sums = accelerator.reduce(torch.stack((self.losses, self.hits)).to(accelerator.device), "sum").cpu()
-        each = sums / self.counts.clamp(min=1)  # (2, D)
+        own = torch.stack((self.losses, self.hits, self.distance.expand_as(self.losses)))
+        sums = accelerator.reduce(own.to(accelerator.device), "sum").cpu()
+        each = sums[:2] / self.counts.clamp(min=1)  # (2, D)
         figures = {
             "loss": self._loss(sums[0], self.counts),
             "loss_by_depth": each[0].tolist(),
             "accuracy": each[1].tolist(),
             "tokens_per_second": self.rate,
+            **({"divergence": float(sums[2, 0]) / self.apart} if self.apart else {}),
         }
         self._clear()
         return figures
@@ -135,6 +141,8 @@ def told(figures: Mapping[str, Any]) -> str:
     if "loss" in figures:
         parts += [f"held-out loss {figures['loss']:.3f}", f"accuracy {rates(figures['accuracy'])}"]
         parts += [f"estimated acceptance length {figures['estimated_acceptance_length']:.2f}"]
+    if "divergence" in figures:
+        parts += [f"divergence from the original {figures['divergence']:.4f}"]
     if "acceptance_length" in figures:
         parts += [f"measured {figures['acceptance_length']:.2f} ({figures['tree']})"]
     return ", ".join(parts)

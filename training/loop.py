@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import settings
 from ..errors import UserError
 from ..heads.backbone import Backbone
 from ..heads.format import load_head, save_head
 from . import checkpoints
 from .batches import Batch
 from .checkpoints import Interrupts, State
+from .distilled import Distilled, of_head
 from .evaluate import evaluate
 from .log import Log, Window, memory, told
 from .lora import merged
@@ -62,16 +64,25 @@ def train(
         print(f"{recipe.run}: this run is finished", file=sys.stderr)
     else:
         setup = set_up(recipe, backbone)
-        if setup.accelerator.is_main_process:
-            checkpoints.open_run(recipe)
-            checkpoints.remove_leftovers(recipe.run)
-        setup.accelerator.wait_for_everyone()
-        run = Run(setup, checkpoints.resume(recipe.run, setup))
         try:
-            run.train()
+            _sitting(setup)
         finally:
-            run.log.close()
+            setup.objective.release()
     return recipe.run / checkpoints.HEAD
+
+
+def _sitting(setup: Setup) -> None:
+    """Begin a run, or go on with it, to its end."""
+    recipe = setup.recipe
+    if setup.accelerator.is_main_process:
+        checkpoints.open_run(recipe)
+        checkpoints.remove_leftovers(recipe.run)
+    setup.accelerator.wait_for_everyone()
+    run = Run(setup, checkpoints.resume(recipe.run, setup))
+    try:
+        run.train()
+    finally:
+        run.log.close()
 
 
 class Run:
@@ -111,7 +122,9 @@ class Run:
         state, setup, every = self.state, self.setup, self.recipe.evaluate.every
         rows = setup.batches.rows_of(state.step)
         began = time.monotonic()
-        lr = setup.schedule.lr(state.step + 1, seconds + self.window.step_seconds)
+        here = state.step + 1, seconds + self.window.step_seconds
+        lr = setup.schedule.lr(*here)
+        setup.objective.joined = setup.schedule.joined(self.recipe.adapter.alone, *here)
         results, norm = optimize(setup, batches, counts, lr, state.step)
         tokens = int(setup.rows.lengths[rows].sum())
         self.window.add(results, counts, tokens, time.monotonic() - began)
@@ -198,10 +211,13 @@ class Run:
 
     def write_head(self, name: str) -> None:
         """The head as it is now, in its own format, read back. On all processes."""
-        weights = merged(self.setup.head, self.setup.layout.weights(self.setup.objective))
+        objective = self.setup.objective
+        weights = merged(self.setup.head, of_head(self.setup.layout.weights(objective)))
+        adapter = objective.adapter if isinstance(objective, Distilled) else None
         if self.setup.accelerator.is_main_process:
             folder = self.recipe.run / name
-            save_head(self.setup.head, folder, weights=weights, provenance=provenance(self.setup, self.state))
+            told = provenance(self.setup, self.state)
+            save_head(self.setup.head, folder, weights=weights, provenance=told, adapter=adapter)
             checkpoints.check_written(folder, load_head(folder).state_dict(), weights)
 
 
@@ -217,17 +233,17 @@ def agree(
 
     Returns:
         The batches, filled up with empty ones where all processes have to make as many forwards; the positions of the
-        step by depth (D,); seconds; whether to stop.
+        step by depth (D,), and of the other sums; seconds; whether to stop.
     """
     objective, accelerator = setup.objective, setup.accelerator
-    counts = sum((objective.counts(batch) for batch in batches), torch.zeros(objective.depths))
+    counts = sum((objective.counts(batch) for batch in batches), torch.zeros(objective.sums))
     forwards = torch.zeros(accelerator.num_processes)
     forwards[accelerator.process_index] = len(batches)
     own = torch.tensor([seconds if accelerator.is_main_process else 0.0, float(stop)])
     agreed = accelerator.reduce(torch.cat((own, counts, forwards)).to(accelerator.device), "sum").cpu()
-    most = int(agreed[2 + objective.depths :].max()) if setup.layout.sharded else 0
+    most = int(agreed[2 + objective.sums :].max()) if setup.layout.sharded else 0
     filled = [*batches, *[batches[-1].blank()] * (most - len(batches))]
-    return filled, agreed[2 : 2 + objective.depths], float(agreed[0]), bool(agreed[1] > 0)
+    return filled, agreed[2 : 2 + objective.sums], float(agreed[0]), bool(agreed[1] > 0)
 
 
 def optimize(
@@ -236,7 +252,7 @@ def optimize(
     """One optimizer step over all its forwards; what they came to, and the gradient's norm before it is clipped.
 
     Args:
-        counts: (D,) supervised positions of the step, over all processes.
+        counts: (D,) supervised positions of the step, and those of other sums, over all processes.
         step: steps taken before; determines the random numbers.
 
     Raises:
@@ -246,8 +262,8 @@ def optimize(
     setup.objective.seed = setup.recipe.seed * 1_000_003 + step
     torch.manual_seed(setup.objective.seed * world + accelerator.process_index)
     for group in setup.optimizer.param_groups:
-        group["lr"] = lr * group["share"]
-    scale = (world / counts.clamp(min=1)).to(accelerator.device)  # (D,); many processes average their gradients
+        group["lr"] = lr * group["share"] * (setup.objective.joined if group.get("adapter") else 1)
+    scale = (world / counts.clamp(min=1)).to(accelerator.device)  # many processes average their gradients
     results = []
     for number, batch in enumerate(batches, 1):
         batch = batch.to(accelerator.device)
@@ -275,4 +291,5 @@ def provenance(setup: Setup, state: State) -> dict[str, Any]:
         "held_out": state.held_out,
         **({"start": Path(recipe.start).name} if recipe.start else {}),
         **({"lora_rank": recipe.lora.rank} if recipe.lora.rank else {}),
+        **({"adapter": settings.dump(recipe.adapter)} if recipe.adapter.rank else {}),
     }

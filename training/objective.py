@@ -6,7 +6,8 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,8 @@ class Result:
     or (hard) the token of the data."""
     tops: list[Tensor]
     """D tensors (M_d,): first choices, as draft ids."""
+    distance: Tensor | None = None
+    """() sum of the divergences of a backbone that learns from the original one."""
 
 
 class Objective(nn.Module):
@@ -68,14 +71,39 @@ class Objective(nn.Module):
         self.settings = settings
         self.autocast = autocast
         self.seed = 0  # of the noise; another one for each step
+        self.joined = 1.0  # the part of its learning rate that an adapter has at this step
         weights = torch.tensor(_weights(settings, self.depths), device=head.backbone.device)
         self.register_buffer("shares", weights / weights.sum(), persistent=False)
         self.shares: Tensor  # (D,) weights of the depths, 1 in all
         self._rows: tuple[Tensor, Tensor | None] | None = None
 
     @property
+    def sums(self) -> int:
+        """Numbers that `counts` gives: one for each depth, and for each other sum that makes up the loss."""
+        return self.depths
+
+    @property
     def backbone(self) -> Backbone:
         return self.head.backbone
+
+    def original(self) -> AbstractContextManager[None]:
+        """While it is open, the backbone is what it was before anything was trained."""
+        return nullcontext()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of it, by name."""
+        return self.head.state_dict()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """The reverse of `tensors`."""
+        self.head.load_state_dict(tensors, strict=True)
+
+    def distance(self, batches: Iterable[Batch]) -> Tensor | None:
+        """(2,) divergence of the backbone from the original one, summed over these batches, and its positions."""
+        return None
+
+    def release(self) -> None:
+        """Leave the backbone as it was."""
 
     @torch.no_grad()
     def features(self, batch: Batch) -> Features:
@@ -87,7 +115,7 @@ class Objective(nn.Module):
         return self.backbone.forward(batch.ids, taps=self.head.taps)
 
     def counts(self, batch: Batch) -> Tensor:
-        """(D,) positions of this batch that count in the loss of each depth; on the CPU."""
+        """(D,) positions of this batch that count in the loss of each depth, and in its other `sums`; on the CPU."""
         found = anchors(batch.mask, self.depths)
         if self.loss.teacher:
             return torch.tensor([len(at) for at in found], dtype=torch.float32)
@@ -98,11 +126,14 @@ class Objective(nn.Module):
         draft = self.head.vocab.to_draft(ids.flatten())  # (B * T,)
         return [draft[at + 2 + depth] for depth, at in enumerate(found)]
 
-    def forward(self, batch: Batch, features: Features, scale: Tensor) -> Result:
+    def forward(
+        self, batch: Batch, features: Features, scale: Tensor, teacher_features: Features | None = None
+    ) -> Result:
         """Losses of a batch.
 
         Args:
             features: of the batch.
+            teacher_features: those of the backbone that teaches, where it is another one.
             scale: (D,) what the sum of a depth's losses is multiplied with, besides the weight of the depth: 1 over the
                 positions of the whole step.
         """
@@ -110,7 +141,7 @@ class Objective(nn.Module):
         taught = found[0] + 1  # (J,) the backbone's logits for the token that depth 0 proposes
         places = [torch.searchsorted(taught, at + 1 + depth) for depth, at in enumerate(found)]
         labels = self.labels(batch.ids, found)
-        teacher = self._teacher(features.last.flatten(0, 1)[taught])
+        teacher = self._teacher((teacher_features or features).last.flatten(0, 1)[taught])
         trained = [one for one in self.head.parameters() if one.requires_grad]
         with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.autocast):
             terms = Terms(

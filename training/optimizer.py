@@ -5,7 +5,7 @@ Every parameter group has a `share`: its learning rate is that of the schedule t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,14 @@ from .recipe import OptimSettings
 Group = dict[str, Any]
 
 
-def build_optimizer(head: DraftHead, settings: OptimSettings) -> Optimizer:
-    """An optimizer over the trained parameters of a head, and over nothing else.
+def build_optimizer(
+    head: DraftHead, settings: OptimSettings, adapter: Sequence[nn.Parameter] = (), share: float = 1.0
+) -> Optimizer:
+    """An optimizer over the trained parameters of a head, and over nothing else but an adapter's.
+
+    Args:
+        adapter: parameters of one that learns beside the head; AdamW moves them, in a group named so.
+        share: their learning rate, as a multiple of the head's.
 
     Raises:
         UserError: the installed torch has no Muon.
@@ -29,8 +35,8 @@ def build_optimizer(head: DraftHead, settings: OptimSettings) -> Optimizer:
     inner = [one for name, one in named if by_muon(settings, name, one)]
     others = [one for name, one in named if not by_muon(settings, name, one)]
     if settings.name == "adamw":
-        return _adamw(others, settings)
-    return Joint(_muon(inner, settings), _adamw(others, settings))
+        return _adamw(others, settings, adapter, share)
+    return Joint(_muon(inner, settings), _adamw(others, settings, adapter, share))
 
 
 def by_muon(settings: OptimSettings, name: str, weight: nn.Parameter) -> bool:
@@ -65,11 +71,14 @@ class Joint(Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
-def _adamw(parameters: list[nn.Parameter], settings: OptimSettings) -> Optimizer:
-    """Weight decay is for matrices."""
+def _adamw(
+    parameters: list[nn.Parameter], settings: OptimSettings, adapter: Sequence[nn.Parameter], share: float
+) -> Optimizer:
+    """Weight decay is for matrices of the head."""
     groups: list[Group] = [
         {"params": [one for one in parameters if one.ndim > 1], "weight_decay": settings.weight_decay, "share": 1.0},
         {"params": [one for one in parameters if one.ndim <= 1], "weight_decay": 0.0, "share": 1.0},
+        {"params": list(adapter), "weight_decay": 0.0, "share": share, "adapter": True},
     ]
     return torch.optim.AdamW([one for one in groups if one["params"]], lr=settings.lr, betas=settings.betas, fused=True)
 

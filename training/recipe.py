@@ -166,6 +166,34 @@ class LoraSettings:
 
 
 @dataclass
+class AdapterSettings:
+    """A LoRA on the backbone that learns beside Medusa heads (Medusa-2). It makes the backbone another model."""
+
+    rank: int | None = None
+    """Rank of the matrices beside each linear layer, such as 32; null: the backbone stays as it is. Needs peft."""
+    alpha: float = 16.0
+    """What they give is multiplied by alpha over rank."""
+    targets: list[str] = field(default_factory=list)
+    """Layers that have them, by the last parts of their names, such as q_proj; without it, every linear one but the
+    output projection."""
+    lr_share: float = 0.25
+    """Their learning rate, as a multiple of optim.lr, which is that of the heads."""
+    alone: float = 0.1
+    """The heads learn alone at first; then the adapter's learning rate rises over as long again. Below 1 a share of the
+    run, from 1 on optimizer steps."""
+    heads: float = 0.01
+    """Weight of the heads' loss beside the divergence of the changed backbone from the original one, which has 1."""
+
+    def __post_init__(self) -> None:
+        rank = self.rank
+        _require(rank is None or rank >= 1, "adapter.rank", rank, "1 or more, or null")
+        for name in ("alpha", "lr_share", "heads"):
+            value = getattr(self, name)
+            _require(0 < value < math.inf, f"adapter.{name}", value, "a number above 0")
+        _require(0 <= self.alone < math.inf, "adapter.alone", self.alone, "a number of 0 or more")
+
+
+@dataclass
 class PrecisionSettings:
     """Number formats. The head's own weights and the optimizer's state are fp32 always."""
 
@@ -259,6 +287,7 @@ class Recipe:
     batch: BatchSettings = field(default_factory=BatchSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     lora: LoraSettings = field(default_factory=LoraSettings)
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
     log: LogSettings = field(default_factory=LogSettings)
     save: SaveSettings = field(default_factory=SaveSettings)
@@ -271,7 +300,27 @@ class Recipe:
             raise UserError("new_vocab is set, but no start: the vocabulary of a new head is counted in any case")
         if self.lora.rank is not None and self.start is None:
             raise UserError("lora.rank is set, but no start: name the trained head that is to learn more")
+        if self.adapter.rank is not None:
+            self._check_adapter()
         _require(abs(self.seed) < 2**40, "seed", self.seed, "a number below 2 ** 40")
+
+    def _check_adapter(self) -> None:
+        """What a backbone that changes while it is trained cannot do."""
+        others = [
+            (self.method != "medusa", "method", self.method, "a LoRA on the backbone is for Medusa heads (medusa)"),
+            (
+                self.data.cache is not None,
+                "data.cache",
+                self.data.cache,
+                "its features change with the backbone (null)",
+            ),
+            (self.batch.pack, "batch.pack", True, "rows of a backbone that learns are not packed (false)"),
+            (self.lora.rank is not None, "lora.rank", self.lora.rank, "one LoRA at a time (null)"),
+            (self.device_map is not None, "device_map", self.device_map, "a backbone that learns is not spread (null)"),
+        ]
+        for wrong, key, value, reason in others:
+            if wrong:
+                raise UserError(f"adapter.rank is {self.adapter.rank} (Medusa-2), and {key} is {value}: {reason}")
 
 
 FREE = ("run", "log", "save", "evaluate", "device_map")

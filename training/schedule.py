@@ -36,6 +36,12 @@ class Schedule:
         fall = (1 + math.cos(math.pi * rest)) / 2
         return self.settings.lr * (self.settings.final + (1 - self.settings.final) * fall)
 
+    def joined(self, alone: float, step: int, seconds: float) -> float:
+        """The part of its learning rate that an adapter has at this step: 0 while the heads learn `alone`, which is a
+        share of the run below 1 and steps from there on, then rising to 1 over as long again."""
+        done = self.progress(step, seconds) if alone < 1 else step
+        return min(1.0, max(0.0, done / alone - 1)) if alone else 1.0
+
     def over(self, step: int, seconds: float) -> bool:
         """Is the run done after this step?"""
         return step >= self.steps or seconds >= self.seconds

@@ -29,6 +29,7 @@ from ..inference.tree import Auto, parse_shape
 from ..settings import build
 from .batches import Batches, Rows
 from .cached import features_of
+from .distilled import Distilled
 from .layout import Layout
 from .objective import Objective
 from .optimizer import build_optimizer
@@ -36,7 +37,7 @@ from .processes import in_step, in_turns, layout_of, meet, same_on_all
 from .recipe import Recipe
 from .rows import prepared_rows, template_of
 from .schedule import Schedule
-from .start import first_head
+from .start import first_adapter, first_head
 
 
 @dataclass
@@ -62,14 +63,16 @@ class Setup:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """What is trained."""
-        return [one for one in self.head.parameters() if one.requires_grad]
+        return [one for one in self.objective.parameters() if one.requires_grad]
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint depends on besides the recipe, by the words a message uses."""
         cache = self.rows.cache
+        with self.objective.original():
+            weights = self.backbone.fingerprint()
         return {
             **({"the cached features": cache.identity()} if cache else {}),
-            "the backbone's weights": self.backbone.fingerprint(),
+            "the backbone's weights": weights,
             "the rows trained on": self.rows.hash(),
         }
 
@@ -119,8 +122,12 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     if isinstance(head.config, LayerConfig):
         head.config.trained_positions = max(recipe.data.max_length, head.config.trained_positions or 0)
     head.checkpointing = recipe.batch.checkpointing
-    objective = Objective(head, recipe.loss, autocast=autocast_of(recipe, accelerator.device))
-    layout.wrap(objective, build_optimizer(head, recipe.optim), recipe.optim.clip)
+    autocast, beside = autocast_of(recipe, accelerator.device), first_adapter(recipe, backbone, head)
+    objective = Objective(head, recipe.loss, autocast=autocast)
+    if beside is not None:
+        objective = Distilled(head, recipe.loss, beside, recipe.adapter.heads, autocast=autocast)
+    matrices = [] if beside is None else beside.parameters()
+    layout.wrap(objective, build_optimizer(head, recipe.optim, matrices, recipe.adapter.lr_share), recipe.optim.clip)
     setup = Setup(
         recipe=recipe,
         accelerator=accelerator,

@@ -38,6 +38,15 @@ def check(
     recipe = load_recipe(recipe, overrides)
     checkpoints.open_run(recipe, write=False)
     setup = set_up(recipe, backbone)
+    try:
+        return _sheet(setup)
+    finally:
+        setup.objective.release()
+
+
+def _sheet(setup: Setup) -> dict[str, Any]:
+    """What a step says of the run."""
+    recipe = setup.recipe
     batches = setup.batches.forwards(0)
     seconds = min(timed(setup, batches, step) for step in range(STEPS))
     steps, padded = setup.schedule.steps, sum(batch.ids.numel() for batch in batches)

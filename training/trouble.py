@@ -45,7 +45,8 @@ def check_gradient(setup: Setup, batches: Sequence[Batch], norm: float, step: in
                     f"{where}: {tensor} is not finite in {setup.rows.places[number]}. The head keeps the weights of "
                     "the step before. Leave the row out, or try precision.backbone=float32"
                 )
-    gradients = {name: weight.grad for name, weight in setup.head.named_parameters() if weight.grad is not None}
+    trained = {name.removeprefix("head."): weight for name, weight in setup.objective.named_parameters()}
+    gradients = {name: weight.grad for name, weight in trained.items() if weight.grad is not None}
     broken = ", ".join(name for name, gradient in gradients.items() if _broken(gradient)) or "on another process"
     raise UserError(
         f"{where}: the gradient is not finite ({broken}), though every loss is. The head keeps the weights of the step "
@@ -78,7 +79,7 @@ def _not_finite(setup: Setup, batch: Batch) -> str:
         if tensor is not None and _broken(tensor):
             return f"{name}, from position {int(tensor[0].isfinite().all(-1).logical_not().nonzero()[0])} on,"
     with torch.no_grad():
-        losses = setup.objective(batch, features, torch.ones(setup.objective.depths, device=batch.ids.device)).losses
+        losses = setup.objective(batch, features, torch.ones(setup.objective.sums, device=batch.ids.device)).losses
     for depth, loss in enumerate(losses.tolist()):
         if not math.isfinite(loss):
             return f"the loss of depth {depth}"

@@ -33,6 +33,7 @@ def stepped(*_):
 
 def write():
     found = {"steps": steps, "cpu": cpu, "peak_mib": peaks[0] / 2**10, "load": os.getloadavg()[1]}
+    found["threads"] = int(threads)
     with open(out, "w", encoding="utf-8") as file:
         json.dump(found, file)
 
