@@ -226,6 +226,10 @@ class DraftHead(nn.Module):
     def seed(self) -> None:
         """Start the weights from the bound backbone where the method does so."""
 
+    def shares(self) -> dict[str, float]:
+        """Learning rates of parameters, as multiples of the common one, by name; of those not named it is 1."""
+        return {}
+
     # -- decoding ------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -28,6 +28,9 @@ from .layer import DecoderLayer, Norm, UpperLayer
 from .linear import Linear
 from .vocab import DraftVocab
 
+START = 2.0  # root mean square of the fused states of a new head
+LOOKED_AT = 64  # tokens that show how large the backbone's states are
+
 
 @dataclass(kw_only=True)
 class Eagle3Config(EagleConfig):
@@ -119,9 +122,10 @@ class Eagle3(Eagle):
         self.embed_tokens = nn.Embedding(config.vocab_size, width) if config.own_embedding else None
 
     def seed(self) -> None:
-        """The logits start as the backbone makes them: its projection rows, behind the scale of its final norm. The
-        fused states start close to the highest tap, which is the one nearest to them. A head of another width sees all
-        of this through the same random directions."""
+        """The fused states start close to the highest tap, brought to a size at which what the layer adds counts beside
+        them. The logits start in the order in which the backbone makes them of a state, by its projection and the gains
+        of its final norm, with a spread of about 1 for every backbone. A head of another width sees all of this through
+        the same random directions."""
         backbone, width = self.backbone, self.config.hidden_size
         narrow = self.config.own_width != width
         basis = torch.eye(width)
@@ -131,19 +135,38 @@ class Eagle3(Eagle):
         basis = basis.to(self.fc.weight.device)  # (W, H)
         self.fc.weight.mul_(0.1)
         self.fc.weight[:, -width:] += basis
+        for place, size in enumerate(self._sizes()):
+            self.fc.weight[:, place * width : (place + 1) * width] *= START / size
         rows = self.vocab.rows(backbone.output_weight).to(basis.dtype)
         signs = torch.ones(width, device=backbone.device, dtype=backbone.dtype)
         signs[1::2] = -1  # mean 0 and mean square 1, so that any norm leaves its own weights, and a bias cancels below
         gains = ((backbone.norm(signs) - backbone.norm(-signs)) / 2 * signs).to(basis.dtype)
-        if narrow:
-            self.lm_head.weight.copy_((rows * gains) @ basis.T)
-        else:
-            self.lm_head.weight.copy_(rows)
-            self.norm.weight.copy_(gains)
+        some = backbone.output_weight[:: max(1, backbone.vocab_size // 4096)].to(basis.dtype)  # whatever the vocabulary
+        rows = rows * gains / (some * gains).norm(dim=1).median().clamp(min=1e-6)
+        self.lm_head.weight.copy_(rows @ basis.T if narrow else rows)
         if self.embed_tokens is not None:
             every = torch.arange(self.config.vocab_size, device=backbone.device)
             embedded = backbone.embed(every).to(basis.dtype)
             self.embed_tokens.weight.copy_(embedded @ basis.T if narrow else embedded)
+
+    def shares(self) -> dict[str, float]:
+        """`fc` reads states as large as the backbone makes them, while a step of Adam is as long whatever a weight is
+        multiplied with: its learning rate is divided by their size."""
+        size = sum(one**2 for one in self._sizes()) / len(self.taps)
+        return {"fc.weight": min(1.0, size**-0.5)}
+
+    @torch.no_grad()
+    def _sizes(self) -> list[float]:
+        """Root mean square of each tap as `fc` reads it, at the middle one of some positions of any text."""
+        if self.input_norm is not None or len(self.fc_norm):
+            return [1.0] * len(self.taps)
+        backbone = self.backbone
+        ids = torch.randint(backbone.vocab_size, (1, LOOKED_AT), generator=torch.Generator().manual_seed(0))
+        features = backbone.forward(ids.to(backbone.device), taps=self.taps)
+        assert features.taps is not None
+        taps = features.taps[0].float().view(LOOKED_AT, len(self.taps), -1)  # (T, F, H)
+        sizes: list[float] = taps.pow(2).mean(-1).sqrt().median(0).values.clamp(min=1e-3).tolist()
+        return sizes
 
     @property
     def stack(self) -> list[DecoderLayer]:

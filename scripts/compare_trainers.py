@@ -161,12 +161,12 @@ def table(folder: Path) -> None:
             best[trainer] = found
     share = facts["supervised"] / facts["tokens"]
     print(f"\n{facts['rows']} rows, {facts['tokens']:,} tokens, {share:.0%} of them supervised\n")
-    print("| trainer | lr | tokens/s behind step 20 | of which CPU-seconds | peak memory | top-1 by depth | load |")
-    print("|---|---|---|---|---|---|---|")
+    print("| trainer | lr | steps | threads | tokens/s behind step 20 | a CPU-second | peak memory | top-1 by depth |")
+    print("|---|---|---|---|---|---|---|---|")
     for trainer, one in best.items():
         tops = " / ".join(f"{share:.3f}" for share in one["accuracy"])
-        speeds = f"{one['speed']:.0f} | {one['cpu_speed']:.0f} a CPU-second"
-        print(f"| {trainer} | {one['lr']} | {speeds} | {one['peak_mib']:.0f} MiB | {tops} | {one['load']:.1f} |")
+        taken = f"{one['steps']} | {one['threads']} | {one['speed']:.0f} | {one['cpu_speed']:.0f}"
+        print(f"| {trainer} | {one['lr']} | {taken} | {one['peak_mib']:.0f} MiB | {tops} |")
 
 
 def figures(watched: dict[str, Any], facts: dict[str, Any]) -> dict[str, float]:
@@ -175,7 +175,7 @@ def figures(watched: dict[str, Any], facts: dict[str, Any]) -> dict[str, float]:
     skipped = min(SKIPPED, len(steps) - 1)
     tokens = facts["tokens"] * (len(steps) - skipped) / len(steps)
     speeds = {"speed": tokens / (steps[-1] - steps[skipped - 1]), "cpu_speed": tokens / (cpu[-1] - cpu[skipped - 1])}
-    return {**speeds, "steps": len(steps), "peak_mib": watched["peak_mib"], "load": watched["load"]}
+    return {**speeds, "steps": len(steps), "peak_mib": watched["peak_mib"], "threads": watched.get("threads", 0)}
 
 
 def read_head(trainer: str, run: Path, backbone: Backbone) -> DraftHead:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import Crash, crash, lines, prepared, recipe, same_bits, stop_at
+from runs import crash_at, lines, prepared, recipe, same_bits
 from safetensors.torch import load_file
 
 import zoo
@@ -116,7 +116,7 @@ def test_measured_is_what_the_changed_backbone_says() -> None:
     assert torch.equal(objective.backbone.forward(batch.ids).last, zoo.backbone().forward(batch.ids).last)
 
 
-def test_a_run_is_saved_gone_on_with_and_used(rows: Any, tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+def test_a_run_is_saved_gone_on_with_and_used(rows: Any, tmp_path: Any, capsys: Any) -> None:
     backbone = zoo.backbone()
     original = backbone.model(torch.tensor([PROMPT])).logits
     whole = recipe(tmp_path / "whole", rows, **MEDUSA2)
@@ -126,10 +126,7 @@ def test_a_run_is_saved_gone_on_with_and_used(rows: Any, tmp_path: Any, monkeypa
     written = lines(tmp_path / "whole")
     assert abs(written[0]["divergence"]) < 1e-6 < written[-2]["divergence"]
     assert written[-1]["held_out"]["divergence"] > 0
-    with monkeypatch.context() as patch:
-        stop_at(patch, 5, crash)
-        with pytest.raises(Crash):
-            train(recipe(tmp_path / "cut", rows, **MEDUSA2), backbone=zoo.backbone())
+    crash_at(recipe(tmp_path / "cut", rows, **MEDUSA2), 5)
     train(recipe(tmp_path / "cut", rows, **MEDUSA2), backbone=zoo.backbone())
     assert same_bits(all_weights(tmp_path / "whole"), all_weights(tmp_path / "cut"))
 
@@ -174,7 +171,7 @@ def test_heads_trained_alone_are_a_start(rows: Any, tmp_path: Any) -> None:
     ("change", "words"),
     [
         ({"method": "eagle3"}, "method is eagle3"),
-        ({"data__cache": "auto"}, "data.cache is auto: features change with the backbone"),
+        ({"data__cache": "auto"}, "data.cache is auto: its features change with the backbone"),
         ({"batch__pack": True}, "batch.pack"),
         ({"lora__rank": 2, "start": "x"}, "lora.rank is 2"),
         ({"device_map": "auto"}, "device_map is auto"),

@@ -15,6 +15,7 @@ import runs
 import torch
 from accelerate import disk_offload
 from launches import Launch, needs_compiler, needs_deepspeed
+from safetensors.torch import load_file
 
 import zoo
 from headstart.errors import UserError
@@ -265,3 +266,25 @@ def test_one_process_spreads_a_backbone_and_several_do_not(tmp_path, rows, monke
     many = SimpleNamespace(num_processes=2, distributed_type="MULTI_GPU")
     with pytest.raises(UserError, match="device_map is auto: one process spreads the backbone"):
         Layout(many).check(load_recipe(path, {"device_map": "auto"}))
+
+
+@pytest.mark.slow
+def test_two_processes_train_an_adapter_beside_heads(rows, tmp_path):
+    """Medusa-2: both parts are averaged, also where a process has no row of its own."""
+    pytest.importorskip("peft")
+    launches.backbone(tmp_path / "backbone")
+    changes = {"save__every": 3, "optim__max_steps": 8, "adapter__rank": 4, "adapter__alone": 2, "adapter__heads": 0.2}
+    path = launches.recipe(tmp_path, rows, "medusa", **changes)
+    alone = launches.alone(path, tmp_path / "alone", {"batch.forward_rows": "null"})
+    run = tmp_path / "run"
+    with Launch(tmp_path, "launch_node.sh", "--cpu", "--config", "gpus", path, f"run={run}") as launch:
+        launch.succeed()
+    launches.assert_same(run, alone)
+    found, wanted = (load_file(one / "head" / "adapter" / "adapter_model.safetensors") for one in (run, alone))
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)
+    divergence = [[line["divergence"] for line in runs.lines(one) if "divergence" in line] for one in (run, alone)]
+    assert divergence[0] == pytest.approx(divergence[1], rel=1e-3, abs=1e-6)
+    with Launch(tmp_path, "launch_node.sh", "--cpu", "--config", "fsdp", path, f"run={tmp_path / 'no'}") as launch:
+        assert launch.wait() != 0
+        assert "adapter.rank is set, and FSDP" in launch.said

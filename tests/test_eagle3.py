@@ -16,6 +16,8 @@ from headstart.heads import layer, rotary
 from headstart.heads.backbone import Features
 from headstart.heads.eagle3 import Eagle3, Eagle3Config, default_taps
 from headstart.heads.vocab import DraftVocab
+from headstart.training.optimizer import build_optimizer
+from headstart.training.recipe import OptimSettings
 
 
 def built(family: str = "llama", changes: dict[str, Any] | None = None, **fields: Any) -> Eagle3:
@@ -221,7 +223,31 @@ def test_projection_starts_as_the_backbones(family: str) -> None:
     head = Eagle3.build(backbone, vocab=vocab)
     hidden = torch.randn(2, 3, 32)
     expected = F.linear(backbone.norm(hidden), backbone.output_weight)[..., [4, 7, 50]]
-    torch.testing.assert_close(head.project(hidden, 0), expected, atol=1e-4, rtol=1e-4)
+    found = head.project(hidden, 0)
+    torch.testing.assert_close(found, expected * (found.norm() / expected.norm()), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_a_start_does_not_depend_on_how_large_the_backbones_states_are(scale: float) -> None:
+    """What precedes the taps is multiplied: fused states and logits have the same size, and `fc` learns more slowly."""
+    backbone = zoo.backbone()
+    with torch.no_grad():
+        backbone.model.get_input_embeddings().weight.mul_(scale)
+        for layer in backbone.layers:
+            layer.self_attn.o_proj.weight.mul_(scale)
+            layer.mlp.down_proj.weight.mul_(scale)
+    torch.manual_seed(0)
+    head = Eagle3.build(backbone)
+    features = backbone.forward(torch.randint(3, zoo.VOCAB, (2, 30)), taps=head.taps)
+    assert features.taps is not None
+    fused = head.true_states(features)
+    assert fused.pow(2).mean().sqrt().item() == pytest.approx(2.0, rel=0.2)
+    assert head.project(fused, 0).std().item() == pytest.approx(1.0, rel=0.3)
+    size = features.taps.pow(2).mean().sqrt().item()
+    assert head.shares()["fc.weight"] == pytest.approx(min(1.0, 1 / size), rel=0.3)
+    groups = build_optimizer(head, OptimSettings()).param_groups
+    assert [group["share"] for group in groups if group["params"][0] is head.fc.weight] == [head.shares()["fc.weight"]]
+    assert Eagle3.build(backbone, fc_norm=True).shares() == {"fc.weight": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from test_evaluate import batch_of
 import zoo
 from headstart.heads.methods import METHODS
 from headstart.inference.drafter import HeadDrafter
-from headstart.inference.stats import expected_tokens
 from headstart.inference.tree import parse_shape
 from headstart.training.batches import anchors
-from headstart.training.estimate import Estimate, inside
+from headstart.training.estimate import Estimate, inside, walk
 from headstart.training.evaluate import count
 from headstart.training.objective import Objective
 from headstart.training.recipe import LossSettings
@@ -36,9 +35,10 @@ def trained(backbone, method, **fields):
 
 
 def grown(objective, batch, shape, depths):
-    """Anchor by anchor: the tree that the drafter makes there, and how far the backbone's choices lie in it."""
+    """Anchor by anchor: the tree that the drafter makes there, and how far the backbone's choices lie in it; then the
+    rounds of each reply, token by token."""
     backbone, head = objective.backbone, objective.head
-    reached, kept = torch.zeros(2, depths).unbind()
+    accepted = {}
     features = backbone.forward(batch.ids, taps=head.taps)
     choices = backbone.logits(features.last).argmax(-1)
     width = batch.ids.shape[1]
@@ -48,14 +48,25 @@ def grown(objective, batch, shape, depths):
         drafter = HeadDrafter(head, shape, backbone.device)
         drafter.start([])
         drafter.advance(features[row : row + 1, : t + 1], batch.ids[row, 1 : t + 2].tolist())
-        tree, node = drafter.draft(depths), 0
+        tree, node, accepted[at] = drafter.draft(depths), 0, 0
         for depth in range(depths):
-            if at not in found[depth] or node is None:
+            node = tree.child(node, int(choices[row, t + 1 + depth])) if at in found[depth] else None
+            if node is None:
                 break
-            reached[depth] += 1
-            node = tree.child(node, int(choices[row, t + 1 + depth]))
-            kept[depth] += node is not None
-    return reached, kept
+            accepted[at] += 1
+    return taken(accepted)
+
+
+def taken(accepted):
+    """Rounds and tokens, token by token."""
+    rounds = tokens = due = 0
+    for at in sorted(accepted):
+        if at - 1 not in accepted:
+            due = at  # a reply begins
+        tokens += 1
+        if at == due:
+            rounds, due = rounds + 1, at + accepted[at] + 1
+    return rounds, tokens
 
 
 @pytest.mark.parametrize("shape", ["chain:3", "static:0,1,2,0.0,0.1,1.0,0.0.0,1.0.2", "dynamic:3x3x6", "dynamic:2x5x4"])
@@ -64,25 +75,38 @@ def test_for_medusa_heads_the_estimate_is_a_count(shape):
     objective, shape, batch = trained(zoo.backbone(), "medusa", num_heads=3), parse_shape(shape), TEXT
     estimate = Estimate(shape, shape.depth)
     count(objective, [batch], estimate)
+    rounds, tokens = grown(objective, batch, shape, shape.depth)
+    assert estimate.walked[1] == tokens
     # q of a late anchor at depths behind its reply is carried on, where the drafter has its own: a handful of anchors
-    whole = (estimate.reached[-1] / estimate.reached[0]).item()
-    reached, kept = grown(objective, batch, shape, shape.depth)
-    assert estimate.reached[0] == reached[0]
-    if not str(shape).startswith("dynamic"):
-        assert (estimate.reached.tolist(), estimate.kept.tolist()) == (reached.tolist(), kept.tolist())
-    assert estimate.length == pytest.approx(expected_tokens((kept / reached.clamp(min=1)).tolist()), abs=0.05)
-    assert 1.1 < estimate.length < 1 + shape.depth
-    assert whole < 1
+    assert estimate.walked[0] == pytest.approx(rounds, abs=2 if str(shape).startswith("dynamic") else 0)
+    assert estimate.length == pytest.approx(tokens / rounds, abs=0.05)
+    assert 1.05 < estimate.length < 1 + shape.depth
 
 
 @pytest.mark.parametrize("method", ["eagle3", "hydra"])
-def test_for_a_chain_it_is_the_count_of_first_choices(method):
+def test_for_a_chain_it_is_a_count_along_the_text(method):
     objective, batches = trained(zoo.backbone(), method), [TEXT, batch_of(8, (9, 30, 12))]
     shape = parse_shape(f"chain:{objective.depths}")
     estimate = Estimate(shape, shape.depth)
-    sums = count(objective, batches, estimate)
-    assert (estimate.reached.tolist(), estimate.kept.tolist()) == (sums.reached.tolist(), sums.kept.tolist())
-    assert estimate.length == sums.figures(objective.shares)["estimated_acceptance_length"]
+    count(objective, batches, estimate)
+    rounds = tokens = 0
+    for batch in batches:
+        head, features, found = objective.head, objective.features(batch), anchors(batch.mask, shape.depth)
+        choices = objective.backbone.logits(features.last).argmax(-1).flatten()
+        accepted = dict.fromkeys(found[0].tolist(), 0)
+        for depth, hidden in enumerate(head.unroll(features, batch.ids, found)):
+            hits = head.vocab.ids[head.project(hidden, depth).argmax(-1)] == choices[found[depth] + 1 + depth]
+            for at, hit in zip(found[depth].tolist(), hits.tolist(), strict=True):
+                accepted[at] += hit and accepted[at] == depth
+        more = taken(accepted)
+        rounds, tokens = rounds + more[0], tokens + more[1]
+    assert estimate.walked.tolist() == [rounds, tokens]
+
+
+def test_rounds_begin_where_the_one_before_has_ended():
+    assert walk([3, 4, 5, 6, 7, 20, 21, 40], [2, 9, 9, 0, 3, 0, 5, 1]) == (6, 8)
+    assert walk([], []) == (0, 0)
+    assert Estimate(parse_shape("chain:2"), 2).length == 1.0
 
 
 def test_a_wider_tree_is_never_worse():

@@ -11,6 +11,7 @@ import families
 import pytest
 import torch
 import transformers
+from test_heads import CASES
 from torch import Tensor
 
 import zoo
@@ -18,6 +19,7 @@ from headstart import Backbone, Generator, UserError, load_head
 from headstart.heads.base import DraftHead
 from headstart.heads.format import save_head
 from headstart.heads.methods import METHODS
+from headstart.heads.vocab import DraftVocab
 from headstart.training.batches import Batch
 from headstart.training.objective import Objective
 from headstart.training.recipe import LossSettings
@@ -70,10 +72,11 @@ def train(head: DraftHead, steps: int = 2) -> None:
         assert torch.isfinite(total)
 
 
-def trained(backbone: Backbone, method: str) -> DraftHead:
-    fields: dict[str, Any] = {"num_heads": 3} if method in ("medusa", "hydra") else {}
+def trained(backbone: Backbone, method: str, vocab: DraftVocab | None = None, **fields: Any) -> DraftHead:
+    if not fields and method in ("medusa", "hydra"):
+        fields = {"num_heads": 3}
     torch.manual_seed(1)
-    head = METHODS[method].build(backbone, **fields)
+    head = METHODS[method].build(backbone, vocab=vocab, **fields)
     if head.trainable:
         before = [weight.detach().clone() for weight in head.parameters()]
         train(head)
@@ -118,6 +121,18 @@ def test_every_head(name: str, method: str, tmp_path: Path) -> None:
         output = Generator(backbone, loaded, tree=tree).generate(prompt(), max_new_tokens=NEW, do_sample=False)
         assert output.tokens == own(backbone)
         assert output.stats.rounds < NEW or output.stats.acceptance_length == 1
+
+
+@pytest.mark.parametrize(("method", "fields"), [case for case in CASES if case[1]], ids=str)
+def test_every_shape_of_a_head(method: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    """Each switch of a method: trained, saved, loaded and decoded with, its draft vocabulary a third of all."""
+    backbone = families.backbone("qwen3")
+    head = trained(backbone, method, DraftVocab(range(0, zoo.VOCAB, 3), zoo.VOCAB), **fields)
+    loaded = load_head(save_head(head, tmp_path / "head"), backbone)
+    assert loaded.config == head.config
+    assert all(torch.equal(loaded.state_dict()[key], value) for key, value in head.state_dict().items())
+    output = Generator(backbone, loaded, tree="dynamic:3x2x6").generate(prompt(), max_new_tokens=NEW, do_sample=False)
+    assert output.tokens == own(backbone)
 
 
 @pytest.mark.parametrize("name", ["phi3-longrope", "llama-longrope"])

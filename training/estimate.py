@@ -2,21 +2,26 @@
 
 At an anchor the head says, depth by depth along the true tokens, how likely each of its guesses is. A tree grows by
 these numbers, and holds the backbone's own choices down to some depth. What a branch off the text would be given is
-not known: it is taken for what the text itself is given, as Medusa heads do, for whom the count is exact. For other
-heads it is exact for chains alone.
+not known: it is taken for what the text itself is given, as Medusa heads do, for whom the tree is the one that would be
+drafted. For heads that read their own drafts it is so for chains alone, and a guess for trees. The text stands for what
+the backbone would say: where it is the backbone's own greedy answer, the rounds are those of decoding.
+
+A round begins where the one before has ended, and not anywhere: behind a draft that failed, where the text is harder.
+So a reply is walked through as decoding does, from its first anchor on, each round as far as its drafts go and one
+further. The mean over all anchors would be larger, by 6% to 7% for a head on SmolLM2.
 
 Letters: M anchors, M_d those of depth d, D depths, R ranks, F nodes that are gone on from, P nodes in all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ..heads.backbone import Features
-from ..inference.stats import expected_tokens
 from ..inference.tree import Auto, Dynamic, Gain, Shape, Static
 from .batches import Batch, anchors
 from .objective import Objective
@@ -26,22 +31,21 @@ LOGITS = 1 << 24  # of the head, held at a time
 
 @dataclass
 class Estimate:
-    """Sums over held-out anchors, (D,) each."""
+    """Rounds on held-out text."""
 
     shape: Shape
     depths: int
-    reached: Tensor = field(init=False)
-    """Anchors whose choices above lie in the tree."""
-    kept: Tensor = field(init=False)
-    """Of these, those whose choice lies there, too."""
+    walked: Tensor = field(init=False)
+    """(2,) rounds, and their tokens."""
 
     def __post_init__(self) -> None:
-        self.reached, self.kept = torch.zeros(2, self.depths).unbind()
+        self.walked = torch.zeros(2)
 
     @property
     def length(self) -> float:
         """Tokens a round, the backbone's own one included."""
-        return expected_tokens((self.kept / self.reached.clamp(min=1)).tolist())
+        rounds, tokens = self.walked.tolist()
+        return tokens / rounds if rounds else 1.0
 
     @torch.no_grad()
     def add(self, objective: Objective, batch: Batch, features: Features, choices: Tensor) -> None:
@@ -57,11 +61,21 @@ class Estimate:
         places = [torch.searchsorted(found[0], at) for at in found]
         aims = [choices[torch.searchsorted(found[0] + 1, at + 1 + depth)] for depth, at in enumerate(found)]
         q, ranks = _guesses(objective, batch, features, found, places, aims, _ranks(self.shape))
-        there = inside(self.shape, q, ranks)
-        for depth, place in enumerate(places):
-            above = there[place, depth - 1] if depth else torch.ones_like(place, dtype=torch.bool)
-            self.reached[depth] += above.sum().cpu()
-            self.kept[depth] += there[place, depth].sum().cpu()
+        accepted = inside(self.shape, q, ranks).int().cumprod(1).sum(1)  # (M,)
+        self.walked += torch.tensor(walk(found[0].tolist(), accepted.tolist()), dtype=torch.float32)
+
+
+def walk(at: Sequence[int], accepted: Sequence[int]) -> tuple[int, int]:
+    """Rounds, and the tokens that they give, of replies whose anchors stand at these places, ascending, with so many
+    drafts accepted at each."""
+    left = [1] * len(at)  # tokens up to the end of the reply
+    for place in reversed(range(len(at) - 1)):
+        left[place] += left[place + 1] if at[place + 1] == at[place] + 1 else 0
+    rounds = tokens = place = 0
+    while place < len(at):
+        step = min(accepted[place] + 1, left[place])
+        rounds, tokens, place = rounds + 1, tokens + step, place + step
+    return rounds, tokens
 
 
 def inside(shape: Shape, q: Tensor, ranks: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def evaluate(setup: Setup) -> dict[str, Any]:
                     batches = [one.to(accelerator.device) for one in batches]
                     sums, apart = count(setup.objective, batches, estimate), setup.objective.distance(batches)
                 _add_up(accelerator, sums, *vars(sums))
-                _add_up(accelerator, estimate, "reached", "kept")
+                _add_up(accelerator, estimate, "walked")
                 figures = sums.figures(setup.objective.shares.cpu())
                 figures |= {"tree": str(shape), "estimated_acceptance_length": estimate.length}
                 if apart is not None:

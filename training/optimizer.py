@@ -5,7 +5,7 @@ Every parameter group has a `share`: its learning rate is that of the schedule t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,12 +31,14 @@ def build_optimizer(
     Raises:
         UserError: the installed torch has no Muon.
     """
-    named = [(name, one) for name, one in head.named_parameters() if one.requires_grad]
-    inner = [one for name, one in named if by_muon(settings, name, one)]
-    others = [one for name, one in named if not by_muon(settings, name, one)]
+    named = {name: one for name, one in head.named_parameters() if one.requires_grad}
+    inner = {name: one for name, one in named.items() if by_muon(settings, name, one)}
+    shares = head.shares()
+    others = _groups({name: one for name, one in named.items() if name not in inner}, shares, settings)
+    others.append({"params": list(adapter), "weight_decay": 0.0, "share": share, "adapter": True})
     if settings.name == "adamw":
-        return _adamw(others, settings, adapter, share)
-    return Joint(_muon(inner, settings), _adamw(others, settings, adapter, share))
+        return _adamw(others, settings)
+    return Joint(_muon(_groups(inner, shares, settings), settings), _adamw(others, settings))
 
 
 def by_muon(settings: OptimSettings, name: str, weight: nn.Parameter) -> bool:
@@ -71,19 +73,21 @@ class Joint(Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
-def _adamw(
-    parameters: list[nn.Parameter], settings: OptimSettings, adapter: Sequence[nn.Parameter], share: float
-) -> Optimizer:
-    """Weight decay is for matrices of the head."""
+def _groups(named: Mapping[str, nn.Parameter], shares: Mapping[str, float], settings: OptimSettings) -> list[Group]:
+    """Parameters by their learning rates; weight decay is for matrices."""
     groups: list[Group] = [
-        {"params": [one for one in parameters if one.ndim > 1], "weight_decay": settings.weight_decay, "share": 1.0},
-        {"params": [one for one in parameters if one.ndim <= 1], "weight_decay": 0.0, "share": 1.0},
-        {"params": list(adapter), "weight_decay": 0.0, "share": share, "adapter": True},
+        {"params": [one for name, one in named.items() if name not in shares and one.ndim > 1], "share": 1.0},
+        {"params": [one for one in named.values() if one.ndim <= 1], "weight_decay": 0.0, "share": 1.0},
+        *({"params": [named[name]], "share": share} for name, share in shares.items() if name in named),
     ]
+    return [{"weight_decay": settings.weight_decay, **one} for one in groups if one["params"]]
+
+
+def _adamw(groups: list[Group], settings: OptimSettings) -> Optimizer:
     return torch.optim.AdamW([one for one in groups if one["params"]], lr=settings.lr, betas=settings.betas, fused=True)
 
 
-def _muon(parameters: list[nn.Parameter], settings: OptimSettings) -> Optimizer:
+def _muon(groups: list[Group], settings: OptimSettings) -> Optimizer:
     """Momentum that is orthogonalised before it moves a matrix (Jordan et al. 2024), by torch's own implementation.
 
     The update is scaled to the size of AdamW's (Liu et al., arXiv 2502.16982, section 2.2), so that learning rates of
@@ -94,7 +98,7 @@ def _muon(parameters: list[nn.Parameter], settings: OptimSettings) -> Optimizer:
         raise UserError(
             f"optim.name is muon, which torch {torch.__version__} does not have; torch 2.9 does, or use adamw"
         )
-    groups: list[Group] = [{"params": parameters, "share": settings.muon_share}]
+    groups = [{**one, "share": one["share"] * settings.muon_share} for one in groups]
     made: Optimizer = muon(
         groups, lr=settings.lr, weight_decay=settings.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
     )
