@@ -12,6 +12,7 @@ from headstart.verb import Verb
 
 if TYPE_CHECKING:
     from headstart.inference.bench import BenchSettings
+    from headstart.inference.load_settings import LoadSettings
     from headstart.inference.proof import ProofSettings
     from headstart.inference.publish import PushSettings
     from headstart.inference.suite import Question
@@ -102,14 +103,30 @@ def questions_of(suite: str) -> list[Question]:
     return [question(chats[place].messages, number, suite) for number, place in enumerate(held_out, 1)]
 
 
-def bench(options: BackboneOptions, settings: BenchSettings) -> None:
+def bench(options: BackboneOptions, settings: BenchSettings, load: LoadSettings) -> None:
+    from headstart.inference import load_report, report
+    from headstart.inference.against import read_report, told
     from headstart.inference.bench import bench
-    from headstart.inference.report import summary
+    from headstart.inference.load import assistant_of, under_load
 
+    earlier = read_report(load.against) if load.against else None
     questions, backbone = questions_of(settings.suite), backbone_of(options)
+    drafter = drafter_of(settings.head, backbone)
     command = f"headstart {shlex.join(sys.argv[1:])}"
-    print(summary(bench(backbone, drafter_of(settings.head, backbone), questions, settings, command=command)))
-    print(settings.out / "report.md")
+    if load.wanted:
+        given = drafter_of(load.assistant, backbone) if load.assistant else drafter
+        made = under_load(
+            backbone, drafter, questions, settings, load, assistant=assistant_of(given, load), earlier=earlier,
+            command=command,
+        )  # fmt: skip
+        print(load_report.summary(made))
+        print(settings.out / "load.html")
+    else:
+        made = bench(backbone, drafter, questions, settings, command=command)
+        print(report.summary(made))
+        print(settings.out / "report.md")
+    if earlier:
+        print(told(made, earlier))
 
 
 def verify(options: ExactOptions, settings: ProofSettings) -> int:
@@ -156,11 +173,16 @@ INFERENCE: dict[str, Verb] = {
     "bench": Verb(
         bench,
         "Compare with transformers' generate on the same prompts: equality, speed, acceptance, by category.",
-        ("headstart.options:BackboneOptions", "headstart.inference.bench:BenchSettings"),
+        (
+            "headstart.options:BackboneOptions",
+            "headstart.inference.bench:BenchSettings",
+            "headstart.inference.load_settings:LoadSettings",
+        ),
         (),
         (
             "headstart bench --backbone smollm2-135m --head runs/eagle3/head --suite questions.jsonl --out reports/one",
             "headstart bench --backbone smollm2-135m --head ngram --suite prompts.txt --out reports/two --limit 20",
+            "headstart bench --backbone smollm2-135m --head ngram --suite shipped --out reports/l --concurrency 1,4,8",
         ),
     ),
     "verify": Verb(

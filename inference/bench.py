@@ -114,7 +114,7 @@ def bench(
             folder holds rows of another setup or is in use.
     """
     asked = choose(questions, settings.every, settings.limit)
-    with _threads(settings.threads):
+    with threads(settings.threads):
         generator = Generator(backbone, drafter, tree=settings.tree, compile=settings.compile)
         for question in asked:  # whatever is wrong with one is told before any work
             encode(backbone, question, question.turns[0], settings.raw)
@@ -248,7 +248,7 @@ def _setup(backbone: Backbone, drafter: Any, settings: BenchSettings) -> dict[st
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def threads(count: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

@@ -44,7 +44,18 @@ def report(rows: Sequence[Row], setup: dict[str, Any], command: str = "") -> Rep
             if row["difference"]
         ],
         "skipped": [{name: row[name] for name in ("question", "turn", "skipped")} for row in rows if "skipped" in row],
+        "runs": [_run(answers, side, name) for side, name in (("plain", "generate"), ("ours", "headstart"))],
     }
+
+
+def _run(rows: Sequence[Row], side: str, name: str) -> dict[str, Any]:
+    """What each answer took, as a bench under load has it (load_report.py): to be compared with a later run."""
+    answers = [
+        [f"{row['key']} {row['turn']}", repeat, len(row[side]["tokens"]), row[side]["prefill"][repeat], None, seconds]
+        for row in rows
+        for repeat, seconds in enumerate(row[side]["seconds"])
+    ]
+    return {"side": name, "load": "closed:1", "temperature": 0.0, "answers": answers}
 
 
 def _sections(rows: Sequence[Row]) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class Request:
         """Why there will be no output."""
         self.done = False
         """Whether nothing more will come."""
+        self.came: list[tuple[float, int]] = []
+        """By `perf_counter`: when each run of tokens came, and how many."""
         self.times: dict[str, float] = {"submitted": perf_counter()}
         """By `perf_counter`: submitted, started (its prompt begins to be read), first (token), done."""
         self._engine, self._tokenizer = engine, tokenizer
@@ -116,7 +118,9 @@ class Request:
 
     def push(self, run: list[int]) -> None:
         """Some more tokens."""
-        self.times.setdefault("first", perf_counter())
+        now = perf_counter()
+        self.times.setdefault("first", now)
+        self.came.append((now, len(run)))
         self._runs.append(run)
         self.tokens += run
         if self._callback is not None and self._text is not None:

@@ -151,7 +151,7 @@ def tune(backbone: Backbone, drafter: Any, questions: Sequence[Question], settin
     asked = spread(questions, settings.limit)
     for question in asked:  # whatever is wrong with one is told before any work
         encode(backbone, question, question.turns[0], settings.raw)
-    make, depth = _largest(backbone, drafter)
+    make, depth = largest(backbone, drafter)
     candidates([], settings, isinstance(drafter, DraftHead), depth)
     loads = sorted({*(rows for rows in LOADS if rows < settings.rows), settings.rows, 1})
     facts = _facts(backbone, drafter, settings)
@@ -196,7 +196,7 @@ def choice(runs: dict[str, list[Run]], near: float = 0.98) -> str:
 # -- what is recorded ------------------------------------------------------------------------------------------------
 
 
-def _largest(backbone: Backbone, drafter: Any) -> tuple[Factory, int]:
+def largest(backbone: Backbone, drafter: Any) -> tuple[Factory, int]:
     """What makes a drafter for recording, and how deep it drafts."""
     if isinstance(drafter, DraftHead):
         depth = min(DEPTH, drafter.max_depth or DEPTH)
