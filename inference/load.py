@@ -201,7 +201,9 @@ def under_load(
         UserError: a question cannot be asked, the folder holds rows of another setup or is in use, or `settings.compile`.
     """
     if settings.compile:
-        raise UserError("compile: engines run no compiled rounds; bench without --concurrency, --rate and the like does")
+        raise UserError(
+            "compile: engines run no compiled rounds; bench without --concurrency, --rate and the like does"
+        )
     with threads(settings.threads):
         made = Bench(backbone, drafter, assistant, choose(questions, settings.every, settings.limit), settings, load)
         setup, units = _setup(backbone, drafter, settings, load), list(made.units())
