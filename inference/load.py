@@ -198,11 +198,12 @@ def under_load(
         earlier: a report that the page compares this one with.
 
     Raises:
-        UserError: a question cannot be asked, the folder holds rows of another setup or is in use, or `settings.compile`.
+        UserError: a question cannot be asked, the folder holds rows of another setup or is in use, or
+            compiled rounds are asked for.
     """
     if settings.compile:
         raise UserError(
-            "compile: engines run no compiled rounds; bench without --concurrency, --rate and the like does"
+            "compile: engines run no compiled rounds; bench without --concurrency and --rate does"
         )
     with threads(settings.threads):
         made = Bench(backbone, drafter, assistant, choose(questions, settings.every, settings.limit), settings, load)
