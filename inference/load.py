@@ -202,9 +202,7 @@ def under_load(
             compiled rounds are asked for.
     """
     if settings.compile:
-        raise UserError(
-            "compile: engines run no compiled rounds; bench without --concurrency and --rate does"
-        )
+        raise UserError("compile: engines run no compiled rounds; bench without --concurrency and --rate does")
     with threads(settings.threads):
         made = Bench(backbone, drafter, assistant, choose(questions, settings.every, settings.limit), settings, load)
         setup, units = _setup(backbone, drafter, settings, load), list(made.units())
