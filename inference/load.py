@@ -30,7 +30,8 @@ from .engine import Engine
 from .generator import Generator
 from .intake import Intake
 from .judge import Judge
-from .load_report import Report, write_load
+from .load_page import write_load
+from .load_report import Report
 from .load_settings import Load, LoadSettings
 from .machine import machine
 from .peak import peak

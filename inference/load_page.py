@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import html
 import io
+import json
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from .load_report import HEAD, Report, line, number, seconds
+from ..files import write_whole
+from .against import told
+from .costs import CostModel
+from .load_report import HEAD, Report, line, number, report, seconds
 from .plots import GRID, STYLE
+from .rows import Row
 
 COLOURS = ("#2563a8", "#e8923a", "#63b3a4", "#b0485f", "#7a6bb0", "#8a8f3c", "#5c6b7a", "#c77fb3")
 PANELS = {
@@ -29,6 +35,19 @@ th, td { padding: .2em .6em; border-bottom: 1px solid #e3e7ec; text-align: right
 th { color: #6b7785; font-weight: 500; } th:first-child, td:first-child { text-align: left; }
 svg { max-width: 100%; height: auto; } h2 { margin-top: 1.8em; } pre { white-space: pre-wrap; }
 """
+
+
+def write_load(
+    folder: Path, rows: Sequence[Row], setup: dict[str, Any], costs: CostModel | None, facts: dict[str, Any],
+    command: str = "", earlier: Report | None = None,
+) -> Report:  # fmt: skip
+    """Write load_report.json and load.html, each whole or not at all; returns the report."""
+    made = report(rows, setup, costs, facts, command)
+    if earlier is not None:
+        made["against"] = told(made, earlier)
+    write_whole(folder / "load_report.json", json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+    write_whole(folder / "load.html", page(made))
+    return made
 
 
 def page(made: Report) -> str:

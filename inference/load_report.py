@@ -1,4 +1,4 @@
-"""The report of a bench under load: JSON with every figure (latency.py has the definitions), a page, a few lines.
+"""The report of a bench under load: every figure (latency.py has the definitions), and how it is told.
 
 A run is one side under one load at one temperature. Beside its own figures it has its tokens a second over those of
 
@@ -9,35 +9,16 @@ A run is one side under one load at one temperature. Beside its own figures it h
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from ..files import write_whole
-from .against import told
 from .costs import CostModel
 from .latency import Figures, between, end, first, formula, run_figures
 from .rows import Row
 
 Report = dict[str, Any]
 Key = tuple[float, str, str]  # temperature, load, side
-
-
-def write_load(
-    folder: Path, rows: Sequence[Row], setup: dict[str, Any], costs: CostModel | None, facts: dict[str, Any],
-    command: str = "", earlier: Report | None = None,
-) -> Report:  # fmt: skip
-    """Write load_report.json and load.html, each whole or not at all; returns the report."""
-    from .load_page import page
-
-    made = report(rows, setup, costs, facts, command)
-    if earlier is not None:
-        made["against"] = told(made, earlier)
-    write_whole(folder / "load_report.json", json.dumps(made, indent=1, ensure_ascii=False) + "\n")
-    write_whole(folder / "load.html", page(made))
-    return made
 
 
 def report(
