@@ -10,7 +10,8 @@ Definitions:
   assisted generation, whose first round reads the prompt, it is tokens / rounds, which is the same formula.
 - predicted: what acceptance and the measured costs of `tuned` let expect (Leviathan et al. 2023, theorem 3.8, with the
   cost of verification put in): acceptance length * T_verify(1) / (T_verify(nodes) + T_draft(depth)), all for as many
-  rows as there are clients; measured beside it is the same of the engine's own clock.
+  rows as there are clients, nodes and depth those of rounds that drafted, the other rounds plain ones;
+  measured beside it is the same of the engine's own clock.
 """
 
 from __future__ import annotations
@@ -137,19 +138,24 @@ def formula(rows: Sequence[Row], plain: Sequence[Row], costs: CostModel, clients
     rounds = sum(row["rounds"] for row in ours)
     if not rounds or not any(row["rounds"] for row in theirs):
         return None
-    nodes, depth = 1 + sum(row["drafted"] for row in ours) / rounds, sum(row["depths"] for row in ours) / rounds
     length, here = 1 + sum(row["accepted"] for row in ours) / rounds, costs.at(clients)
-    step, rate = here.of(1, 0), length * here.of(1, 0) / here.of(nodes, depth)
+    drafting = sum(row["drafting"] for row in ours)  # rounds; the others are plain ones
+    nodes, depth = (sum(row[name] for row in ours) / max(drafting, 1) for name in ("drafted", "depths"))
+    step, share = here.of(1, 0), drafting / rounds
+    verify = share * here.of(1 + nodes, 0) / step + 1 - share
+    draft = share * (here.of(1 + nodes, depth) - here.of(1 + nodes, 0)) / step
+    rate = length / (verify + draft)
     (prefill, decode), (plain_prefill, plain_decode) = _parts(ours), _parts(theirs)
     behind, plain_behind = (sum(len(row["tokens"]) - 1 for row in some) for some in (ours, theirs))
     scaled = plain_decode * behind / plain_behind  # what plain would have taken for as many tokens
     return {
-        "nodes": nodes,
+        "drafting": share,
+        "nodes": 1 + nodes,
         "depth": depth,
         "acceptance_length": length,
         "step_seconds": step,
-        "verify_steps": here.of(nodes, 0) / step,
-        "draft_steps": (here.of(nodes, depth) - here.of(nodes, 0)) / step,
+        "verify_steps": verify,
+        "draft_steps": draft,
         "predicted_decode": rate,
         "measured_decode": scaled / decode if decode else None,
         "predicted": (plain_prefill + scaled) / (prefill + scaled / rate),

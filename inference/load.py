@@ -40,7 +40,7 @@ from .rows import Row, Rows, opened
 from .ruling import MATCH
 from .setup import setup_of
 from .suite import Question, choose
-from .traffic import Ask, arrivals, served
+from .traffic import Ask, arrivals, counted, served
 from .tree import Dynamic
 from .tune import TOP_KS, largest
 from .tuned import costs_of
@@ -268,11 +268,7 @@ def _alone(generator: Generator, asks: Sequence[Ask], tick: Callable[[], None]) 
                 came.append([round(perf_counter() - begun, 6), len(piece.tokens)])
             stats = piece.stats
         assert stats is not None, "the last piece has the stats"
-        rows.append({
-            "tokens": tokens, "asked": round(asked, 6), "came": came, "rounds": stats.rounds,
-            "accepted": sum(stats.accepted), "drafted": stats.drafted, "depths": sum(stats.offered),
-            "seconds": {part: round(seconds, 6) for part, seconds in stats.seconds.items()},
-        })  # fmt: skip
+        rows.append({"tokens": tokens, "asked": round(asked, 6), "came": came, **counted(stats)})
         tick()
     return rows
 

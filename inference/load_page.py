@@ -114,9 +114,9 @@ def _formulas(runs: Sequence[Report]) -> list[str]:
     found = [(run["load"], run["formula"]) for run in runs if run["formula"]]
     if not found:
         return []
-    head = ["load", "nodes", "depth", "tokens a round", "verification, in plain rounds", "drafting",
-            "decoding predicted", "decoding measured", "with prefill predicted", "with prefill measured"]  # fmt: skip
-    names = ("nodes", "depth", "acceptance_length", "verify_steps", "draft_steps", "predicted_decode",
+    head = ["load", "rounds that draft", "nodes", "depth", "tokens a round", "verification, in plain rounds",
+            "drafting", "decoding predicted", "decoding measured", "with prefill predicted", "with prefill measured"]  # fmt: skip
+    names = ("drafting", "nodes", "depth", "acceptance_length", "verify_steps", "draft_steps", "predicted_decode",
              "measured_decode", "predicted", "measured")  # fmt: skip
     rows = [[load, *(number(one[name]) for name in names)] for load, one in found]
     return ["<h3>The formula: speed-up over plain rounds, from acceptance and measured costs</h3>", _table(head, rows)]

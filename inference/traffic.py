@@ -2,7 +2,8 @@
 random times, whether or not those before were answered (open loop).
 
 An answer is a row: `tokens`; `asked` and `came`, seconds since the stretch began (`came`: when a run of tokens came,
-and how many); `rounds`, `accepted`, `drafted` (nodes), `depths` (of all rounds together), and `seconds` by part, this
+and how many); `rounds`, `accepted`, `drafted` (nodes), `depths` (of all rounds together),
+`drafting` (rounds with a draft), and `seconds` by part, this
 request's share of what was done for several at once. In an open loop `asked` is when the request was due, also where
 the engine was in the middle of a step and took it later: else an engine that stalls would look better than it is.
 """
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 from .engine import Engine
 from .request import Request
 from .rows import Row
+from .stats import Stats
 
 
 class Ask(NamedTuple):
@@ -70,14 +72,21 @@ def served(
 def _row(request: Request, asked: float, begun: float) -> Row:
     if request.error is not None:
         return {"asked": asked, "failed": str(request.error)}
-    stats = request.stats
     return {
         "tokens": request.tokens,
         "asked": round(asked, 6),
         "came": [[round(at - begun, 6), count] for at, count in request.came],
+        **counted(request.stats),
+    }
+
+
+def counted(stats: Stats) -> Row:
+    """What a row has of the stats of an answer."""
+    return {
         "rounds": stats.rounds,
         "accepted": sum(stats.accepted),
         "drafted": stats.drafted,
         "depths": sum(stats.offered),
+        "drafting": sum(stats.offered[:1]),
         "seconds": {part: round(seconds, 6) for part, seconds in stats.seconds.items()},
     }

@@ -104,7 +104,7 @@ def test_latencies_acceptance_and_throughput_by_hand() -> None:
 def test_the_formula_by_hand() -> None:
     """Two nodes and one depth a round: verification 1.25, drafting 0.25, 1.5 tokens: as fast as plain."""
     parts = {"prefill": 1.0, "draft": 1.0, "verify": 5.0, "rest": 0.0}
-    ours = row([[2.0, 1], [3.0, 6]], rounds=4, drafted=4, depths=4, seconds=parts)  # 7 tokens, 2 accepted
+    ours = row([[2.0, 1], [3.0, 6]], rounds=4, drafted=4, depths=4, drafting=4, seconds=parts)  # 2 accepted
     plain = row([[2.0, 1], [3.0, 3]], rounds=3, drafted=0, depths=0, seconds={**parts, "draft": 0.0, "verify": 4.0})
     found = latency.formula([ours], [plain], COSTS, 1)
     assert found is not None
@@ -114,6 +114,10 @@ def test_the_formula_by_hand() -> None:
     assert found["measured_decode"] == pytest.approx((4.0 / 3 * 6) / 6)  # plain takes 8 s for 6 tokens, ours 6
     assert found["predicted"] == pytest.approx((1 + 8) / (1 + 8))
     assert found["measured"] == pytest.approx((1 + 8) / (1 + 6))
+    seldom = latency.formula([{**ours, "drafting": 2, "drafted": 2, "depths": 2}], [plain], COSTS, 1)
+    assert seldom is not None
+    assert (seldom["drafting"], seldom["nodes"], seldom["depth"]) == (0.5, 2.0, 1.0)
+    assert seldom["predicted_decode"] == pytest.approx(1.5 / (0.5 * 1.5 + 0.5))  # every second round is a plain one
 
 
 # -- requests come ---------------------------------------------------------------------------------------------------
