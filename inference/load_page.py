@@ -115,7 +115,7 @@ def _formulas(runs: Sequence[Report]) -> list[str]:
     if not found:
         return []
     head = ["load", "rounds that draft", "nodes", "depth", "tokens a round", "verification, in plain rounds",
-            "drafting", "decoding predicted", "decoding measured", "with prefill predicted", "with prefill measured"]  # fmt: skip
+            "drafting", "decoding predicted", "measured", "with prefill predicted", "measured"]  # fmt: skip
     names = ("drafting", "nodes", "depth", "acceptance_length", "verify_steps", "draft_steps", "predicted_decode",
              "measured_decode", "predicted", "measured")  # fmt: skip
     rows = [[load, *(number(one[name]) for name in names)] for load, one in found]
