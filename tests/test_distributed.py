@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 import zoo
 from headstart.errors import UserError
 from headstart.heads.backbone import Backbone
-from headstart.training import checkpoints
+from headstart.training import checkpoints, zero
 from headstart.training.layout import Layout
 from headstart.training.loop import train
 from headstart.training.recipe import load_recipe
@@ -188,6 +188,19 @@ def test_a_short_time_out_does_not_end_a_long_preparation(tmp_path):
     command = ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", script]
     with Launch(tmp_path, command, ACCELERATE_USE_CPU="true") as launch:
         assert launch.succeed().count("worked") == 1
+
+
+def test_a_lock_of_a_process_that_was_killed_is_not_waited_for(tmp_path, monkeypatch, capsys):
+    """DeepSpeed's, at its first use; one that is held is told."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    dead, held = (tmp_path / name / "lock" for name in ("dead", "held"))
+    for lock in (dead, held):
+        lock.parent.mkdir()
+        lock.touch()
+    os.utime(dead, (0, 0))
+    zero.drop_dead_locks()
+    assert (dead.exists(), held.exists()) == (False, True)
+    assert f"{held}: waiting for a process that compiles" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("script", ["launch_node.sh", "launch_nodes.sh", "launch_slurm.sh"])

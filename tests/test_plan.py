@@ -139,10 +139,14 @@ def test_the_verb_reads_no_weights(folder, rows, tmp_path, capsys):
             assert word in told
         assert cli.main([*arguments, "--memory", "0.01"]) == 2
         assert "memory: needs" in capsys.readouterr().err
+        assert cli.main([*arguments, "--calibrate"]) == 2  # in a process of its own, which finds no weights
+        assert "the steps to be measured ended with exit code 1" in capsys.readouterr().err
         assert cli.main([*arguments, "optim.lrr=1"]) == 2
         assert "did you mean optim.lr?" in capsys.readouterr().err
     finally:
         aside.rename(weights)
+    assert cli.main([*arguments, "--calibrate"]) == 0
+    assert "GiB, measured" in capsys.readouterr().out
 
 
 def peak_and_plan(recipe, *changes):
@@ -173,7 +177,7 @@ def test_memory_of_a_tiny_run_is_within_a_fifth(method, folder, rows, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["quickstart", "smollm2-eagle3", "smollm2-medusa"])
+@pytest.mark.parametrize("name", ["quickstart", "smollm2-eagle3", "smollm2-medusa", "smollm2-hydra", "smollm2-eagle1"])
 def test_memory_of_shipped_recipes_is_within_a_fifth(name, tmp_path):
     if not (cache_folder() / "backbones" / "smollm2-135m").exists():
         pytest.skip("smollm2-135m is not in the cache: headstart fetch smollm2-135m")

@@ -27,6 +27,7 @@ from ..heads.format import load_head
 from ..heads.load import sketch_backbone
 from ..progress import duration
 from .batches import Batches, Rows, anchors, collate
+from .calibration import LOOKED_AT, calibrated
 from .lora import adapt
 from .memory import LAYOUTS, Shape, free_bytes, head_bytes, moment_bytes, parts, resident
 from .objective import DEPTHS
@@ -36,7 +37,6 @@ from .schedule import Schedule
 from .setup import autocast_of, precision_of, sketch_head
 
 GIB = 2**30
-LOOKED_AT = 5000  # steps whose forwards are looked at for the largest
 
 
 @dataclass
@@ -159,7 +159,7 @@ def plan(
     each = made.tokens * _epochs(batches, steps) / steps / settings.processes  # tokens of a step and process
     made.step_seconds = _seconds(shape, each)
     if settings.calibrate:
-        made.step_seconds, made.measured = _calibrated(recipe, backbone, device)
+        made.step_seconds, made.measured = calibrated(recipe, backbone)
     made.seconds = min(made.steps * made.step_seconds, Schedule(recipe.optim, steps).seconds)
     made.change = _change(made, shape, rows, device, settings, libraries, prepared) if made.short else ""
     return made
@@ -252,22 +252,6 @@ def _rate(dtype: torch.dtype, device: str, size: int = 512) -> float:
         (one @ one)[0, 0].item()
         taken.append(time.perf_counter() - began)
     return float(size**3 / sorted(taken)[3])
-
-
-def _calibrated(recipe: Recipe, backbone: Backbone | None, device: torch.device) -> tuple[float, float]:
-    """Seconds and bytes of steps that are really taken."""
-    from .log import memory
-    from .setup import set_up
-    from .sheet import timed
-
-    setup = set_up(recipe, backbone)
-    most = max(range(min(LOOKED_AT, setup.batches.steps(1))), key=lambda step: _work(setup.batches, step))
-    seconds = sorted(timed(setup, setup.batches.forwards(step), number) for number, step in enumerate((most, 0, 1, 2)))
-    return seconds[1], memory(device) * GIB
-
-
-def _work(batches: Batches, step: int) -> int:
-    return max(len(group) * int(batches.lengths[group[0]]) for group in batches.groups(step))
 
 
 def _change(

@@ -20,6 +20,10 @@ PATIENCE = timedelta(days=7)  # for a process that prepares rows while the other
 
 def meet() -> None:
     """Before the accelerator is made: DeepSpeed's processes on the CPU, which accelerate would leave by themselves."""
+    if asked("DEEPSPEED"):
+        from .zero import drop_dead_locks
+
+        drop_dead_locks()
     if os.environ.get("DS_ACCELERATOR") == "cpu" and asked("DEEPSPEED") and "LOCAL_RANK" in os.environ:
         from accelerate import PartialState
 

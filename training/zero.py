@@ -10,8 +10,12 @@ DeepSpeed's own files, which are pickles, are neither written nor read: states g
 from __future__ import annotations
 
 import copy
+import os
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +28,26 @@ from .layout import Layout
 from .objective import Objective, Result
 from .recipe import Recipe
 
+COMPILING = 300.0  # seconds; what DeepSpeed compiles takes a minute or two
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
+
+
+def drop_dead_locks() -> None:
+    """Remove what would be waited for in silence, and for ever. On all processes, before any of them compiles.
+
+    DeepSpeed compiles at its first use behind a lock that is a mere file, and stays where its process was killed. It
+    goes once it is older than compiling takes.
+    """
+    from torch.utils.cpp_extension import get_default_build_root
+
+    for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()).rglob("lock"):
+        try:
+            if time.time() - lock.stat().st_mtime > COMPILING:
+                lock.unlink(missing_ok=True)
+                continue
+        except OSError:  # gone meanwhile
+            continue
+        print(f"{lock}: waiting for a process that compiles; if none is at work, remove this file", file=sys.stderr)
 
 
 class ZeroLayout(Layout):
