@@ -36,18 +36,28 @@ def drop_dead_locks() -> None:
     """Remove what would be waited for in silence, and for ever. On all processes, before any of them compiles.
 
     DeepSpeed compiles at its first use behind a lock that is a mere file, and stays where its process was killed. It
-    goes once it is older than compiling takes.
+    goes once it is older than compiling takes, and no process of this machine has it open.
     """
     from torch.utils.cpp_extension import get_default_build_root
 
     for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()).rglob("lock"):
         try:
-            if time.time() - lock.stat().st_mtime > COMPILING:
+            if time.time() - lock.stat().st_mtime > COMPILING and not _is_open(lock):
                 lock.unlink(missing_ok=True)
                 continue
         except OSError:  # gone meanwhile
             continue
         print(f"{lock}: waiting for a process that compiles; if none is at work, remove this file", file=sys.stderr)
+
+
+def _is_open(path: Path) -> bool:
+    for one in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(one) == str(path.resolve()):
+                return True
+        except OSError:  # of somebody else, or closed meanwhile
+            continue
+    return False
 
 
 class ZeroLayout(Layout):
