@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from statistics import median
 
 from .costs import CostModel, Costs
@@ -95,9 +96,11 @@ class Policy:
         self._passed += plain
         if most < 1:
             return 0
-        usual = max(1, round(sum(case.survival.form()[1] for case in cases) / len(cases)))
-        costs = {depth: self._cost(cases, min(depth, usual) if free else depth) for depth in range(1, most + 1)}
-        tokens = {depth: sum(case.survival.tokens(depth) for case in cases) for depth in costs}
+        forms = [case.survival.form() for case in cases]
+        usual = max(1, round(sum(deep for _, deep in forms) / len(cases)))
+        costs = {depth: self._cost(forms, min(depth, usual) if free else depth) for depth in range(1, most + 1)}
+        drafts = accumulate(map(sum, zip(*(case.survival.shares(most) for case in cases), strict=True)))
+        tokens = {depth: len(cases) + more for depth, more in enumerate(drafts, 1)}
         rates = {depth: tokens[depth] / costs[depth] for depth in ([most] if free else costs)}
         best = max(rates, key=lambda depth: rates[depth])
         read, rate = self.costs.read * sum(case.held for case in cases), len(cases) / plain
@@ -110,11 +113,10 @@ class Policy:
         self._spent += max(lost, 0.0)
         return best
 
-    def _cost(self, cases: Sequence[Case], depth: int) -> float:
+    def _cost(self, forms: Sequence[tuple[float, float]], depth: int) -> float:
         """Of a round drafted so deep, with trees as wide as they usually are."""
         widest = 2.0
-        for case in cases:
-            nodes, deep = case.survival.form()
+        for nodes, deep in forms:
             widest = max(widest, 1 + nodes * min(1.0, depth / max(deep, 1.0)))
         return self.at().of(round(widest), depth) * self.ratio
 

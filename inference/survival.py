@@ -71,8 +71,14 @@ class Survival:
 
     def share(self, depth: int) -> float:
         """The probability that a round that is to be drafted so deep is accepted there."""
-        found = self._mixed(self._reached, self._asked, depth, self._share_above(depth))
-        return found if depth == 1 else min(found, self.share(depth - 1))
+        return self.shares(depth)[-1]
+
+    def shares(self, most: int) -> list[float]:
+        """The same for depths 1 to `most`: never more than one above. In one pass, since every round asks for it."""
+        found, least = self._shares_above(most), float("inf")
+        for place, above in enumerate(found):
+            least = found[place] = min(least, self._mixed(self._reached, self._asked, place + 1, above))
+        return found
 
     def given(self, depth: int) -> float:
         """The same, given that it came to one above, and had drafts there."""
@@ -86,7 +92,7 @@ class Survival:
 
     def tokens(self, depth: int) -> float:
         """Expected tokens of a round drafted so deep: one, and the probability of each depth to be accepted."""
-        return 1 + sum(self.share(d) for d in range(1, depth + 1))
+        return 1 + sum(self.shares(depth))
 
     def further(self, depth: int, more: int) -> list[float]:
         """What 1 to `more` further depths are expected to give for a draft of this depth that is accepted."""
@@ -103,11 +109,11 @@ class Survival:
         total = self.rounds + self.weight
         return (self.nodes + self.weight * nodes) / total, (self.depth + self.weight * depth) / total
 
-    def _share_above(self, depth: int) -> float:
-        if self.known:
-            last = self.known[min(depth, len(self.known)) - 1]
-            return float(last * GUESS ** max(0, depth - len(self.known)))
-        return float(GUESS**depth) if self.above is None else self.above.share(depth)
+    def _shares_above(self, most: int) -> list[float]:
+        depths, known = range(1, most + 1), self.known
+        if known:
+            return [known[min(d, len(known)) - 1] * GUESS ** max(0, d - len(known)) for d in depths]
+        return [GUESS**d for d in depths] if self.above is None else self.above.shares(most)
 
     def _mixed(self, counts: Sequence[float], of: Sequence[float], depth: int, above: float) -> float:
         """Counts there over all, and `weight` of those as above."""

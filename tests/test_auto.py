@@ -287,3 +287,24 @@ def test_auto_is_a_form_of_its_own() -> None:
     case = Case(SimpleNamespace(survival=Survival()))  # type: ignore[arg-type]
     case.ended([1, 2])
     assert case.survival.rounds == 0, "a plain round says nothing of drafts"
+
+
+def test_shares_in_one_pass_are_those_of_the_recursion() -> None:
+    """The definition, written out: counts mixed with those above, and never more than one depth higher."""
+
+    def naive(survival: Survival, depth: int) -> float:
+        if survival.known:
+            above = survival.known[min(depth, len(survival.known)) - 1] * 0.6 ** max(0, depth - len(survival.known))
+        else:
+            above = 0.6**depth if survival.above is None else naive(survival.above, depth)
+        found = survival._mixed(survival._reached, survival._asked, depth, above)
+        return found if depth == 1 else min(found, naive(survival, depth - 1))
+
+    for known in ((), (0.5, 0.7, 0.1)):
+        shared = Survival(known=known)
+        own = Survival(shared, weight=3.0)
+        for length in (3, 1, 2, 3, 0):
+            for survival in (shared, own):
+                survival.note(chain(*[0.5] * 4), [*range(1, length + 1), 99], 5, 3)
+        for survival in (shared, own):
+            assert survival.shares(7) == pytest.approx([naive(survival, depth) for depth in range(1, 8)])
