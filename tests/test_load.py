@@ -341,6 +341,19 @@ def test_scatter_is_no_slowness() -> None:
     assert whole.verdict == "same"
 
 
+def test_drift_at_a_side_of_transformers_is_noise_for_ours() -> None:
+    def drifting(factor: float) -> dict[str, Any]:
+        other = made(slower=factor)["runs"][1]["answers"]
+        now = made(slower=1.15 if factor > 1 else 1.0)
+        return {**now, "runs": [*now["runs"], {**now["runs"][0], "load": "closed:4", "answers": other}]}
+
+    whole = [one for one in against.changes(drifting(1.2), drifting(1.0)) if one.figure == "a token"]
+    assert {one.name[:2]: one.verdict for one in whole} == {
+        ("generate", "closed:1"): "same", ("generate", "closed:4"): "slower", ("engine", "closed:1"): "same",
+    }  # fmt: skip
+    assert "measured once" in against.told(made(), made())
+
+
 def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     assert "nothing to compare" in against.told(made(count=3), made(count=3))
     with pytest.raises(UserError, match="no report of a bench"):
