@@ -21,6 +21,7 @@ from headstart.inference.generator import Generator
 from headstart.training.batches import Batch, anchors
 from headstart.training.distilled import Distilled
 from headstart.training.loop import train
+from headstart.training.plan import plan
 from headstart.training.recipe import LossSettings, OptimSettings
 from headstart.training.schedule import Schedule
 from headstart.training.sheet import check
@@ -163,6 +164,9 @@ def test_heads_trained_alone_are_a_start(rows: Any, tmp_path: Any) -> None:
         for one in (recipe(tmp_path / "alone", rows), two)
     ]
     assert sizes[1] > sizes[0]
+    planned = plan(two, backbone=backbone)
+    assert planned.facts["trainable parameters"] == f"{sizes[1]:,}"
+    assert planned.memory["what the backbone keeps for its gradient"] > 0
     train(two, backbone=backbone)
     assert (tmp_path / "two" / "head" / "adapter").is_dir()
 

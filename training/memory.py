@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
@@ -69,6 +70,8 @@ def _step(shape: Shape, libraries: float) -> dict[str, float]:
     forward = _forward(shape)
     step = {"activations of the head": SLACK * _activations(shape), "logits": SLACK * _logits(shape)}
     step["gradients"] = _gradients(shape)
+    if shape.recipe.adapter.rank is not None:
+        step["what the backbone keeps for its gradient"] = _learning(shape)
     if forward > sum(step.values()):  # the backbone's forward comes first, and nothing of the head is there yet
         step = {"the backbone's forward": forward}
     return {"libraries": libraries, **_kept(shape), "features": SLACK * _features(shape), **step}
@@ -103,7 +106,31 @@ def _kept(shape: Shape) -> dict[str, float]:
         "its projection for the draft vocabulary": borrowed * rows,
         "head": head_bytes(shape) * (share if shape.layout == "fsdp" else 1),
         "optimizer": moment_bytes(shape) * (1 if shape.layout == "whole" else share),
+        "adapter, its gradients and moments": adapter_bytes(shape),
     }
+
+
+def adapter_bytes(shape: Shape) -> float:
+    """The matrices of a LoRA on the backbone in fp32, their gradients and two averages of these."""
+    rank = shape.recipe.adapter.rank or 0
+    return 16.0 * rank * sum(one.in_features + one.out_features for one in _adapted(shape))
+
+
+def _adapted(shape: Shape) -> list[nn.Linear]:
+    """The backbone's linear layers beside which a LoRA learns."""
+    targets = shape.recipe.adapter.targets
+    linear = [(name, one) for name, one in shape.backbone.layers.named_modules() if isinstance(one, nn.Linear)]
+    return [one for name, one in linear if not targets or name.rpartition(".")[2] in targets]
+
+
+def _learning(shape: Shape) -> float:
+    """What the layers of a backbone that learns keep at a position: what each LoRA reads, in fp32, the norms' fp32
+    states, queries, keys, values, and three states of the MLP."""
+    config, hidden = shape.backbone.config, shape.backbone.hidden_size
+    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+    layer = 16 * hidden + (12 * hidden + 5 * inner) * shape.dtype.itemsize
+    read = 4 * sum(one.in_features for one in _adapted(shape))
+    return SLACK * float(shape.positions * (read + len(shape.backbone.layers) * layer))
 
 
 def _gradients(shape: Shape) -> float:

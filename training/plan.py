@@ -29,7 +29,7 @@ from ..progress import duration
 from .batches import Batches, Rows, anchors, collate
 from .calibration import LOOKED_AT, calibrated
 from .lora import adapt
-from .memory import LAYOUTS, Shape, free_bytes, head_bytes, moment_bytes, parts, resident
+from .memory import LAYOUTS, Shape, adapter_bytes, free_bytes, head_bytes, moment_bytes, parts, resident
 from .objective import DEPTHS
 from .recipe import Recipe, load_recipe
 from .rows import prepared_rows
@@ -305,7 +305,9 @@ def _changes(shape: Shape, memory: bool) -> Iterator[dict[str, Any]]:
 
 
 def _facts(shape: Shape) -> dict[str, str]:
-    trained = sum(one.numel() for one in shape.head.parameters() if one.requires_grad)
+    trained = sum(one.numel() for one in shape.head.parameters() if one.requires_grad) + round(
+        adapter_bytes(shape) / 16
+    )
     each = "" if shape.processes == 1 else f", on each of {shape.processes} processes ({shape.layout})"
     return {
         "method": f"{shape.recipe.method} for {shape.backbone.name}, {len(shape.anchors)} depths",
