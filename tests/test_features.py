@@ -39,6 +39,7 @@ from headstart.errors import UserError
 from headstart.files import cache_folder, write_jsonl
 from headstart.heads import chat
 from headstart.heads.backbone import Backbone, Features
+from headstart.heads.eagle3 import LOOKED_AT
 from headstart.heads.forms import weights_hash
 from headstart.heads.load import load_backbone
 from headstart.heads.methods import TRAINABLE
@@ -62,6 +63,17 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_small_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(caching, "GROUP_TOKENS", 300)
     monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "cache"))
+
+
+def not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backbone fails where it is asked for the states of rows; a new head may look at how large they are."""
+    plain = Backbone.forward
+
+    def forward(backbone: Backbone, ids: torch.Tensor, **options: Any) -> Any:
+        assert ids.shape == (1, LOOKED_AT), "asked the backbone"
+        return plain(backbone, ids, **options)
+
+    monkeypatch.setattr(Backbone, "forward", forward)
 
 
 def texts(lengths: Any = LENGTHS, seed: int = 0) -> Rows:
@@ -332,7 +344,7 @@ def folder_of(tmp_path: Path, backbone: Backbone, prepared: Path, method: str = 
 def test_an_unchanged_run_does_no_forward(tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = folder_of(tmp_path, zoo.backbone(), prepared)
     before = bytes_of(first)
-    monkeypatch.setattr(Backbone, "forward", lambda *_, **__: pytest.fail("asked again"))
+    not_asked(monkeypatch)
     assert folder_of(tmp_path, zoo.backbone(), prepared) == first
     # nothing of these changes a feature
     others = {"seed": 3, "data__held_out": 0.4, "batch__rows": 2, "loss__depths": 1, "optim__lr": 1.0}
@@ -480,7 +492,7 @@ def test_losses_and_gradients_are_those_of_online_features(
     expected, gradients = losses(recipe, backbone)
     cache_features(other, backbone)
     with monkeypatch.context() as patch:
-        patch.setattr(Backbone, "forward", lambda *_, **__: pytest.fail("asked the backbone"))
+        not_asked(patch)
         found, theirs = losses(other, backbone)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert gradients.keys() == theirs.keys()
@@ -667,7 +679,7 @@ def test_a_killed_finish_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyP
             patch.setattr(Path, "unlink", fragile)
         with pytest.raises(KeyboardInterrupt):
             made(out, backbone, rows)
-    monkeypatch.setattr(Backbone, "forward", lambda *_, **__: pytest.fail("asked again"))
+    not_asked(monkeypatch)
     made(out, backbone, rows)
     assert bytes_of(out) == bytes_of(tmp_path / "whole")
 
@@ -859,7 +871,7 @@ def test_the_verb_makes_what_training_finds(
         assert "12 rows" in told
         assert "all whole" in told
     backbone = zoo.backbone()
-    monkeypatch.setattr(Backbone, "forward", lambda *_, **__: pytest.fail("asked again"))
+    not_asked(monkeypatch)
     set_up(runs.recipe(tmp_path / "one", prepared, "eagle3", data__cache="auto"), backbone)
     folder = str(tmp_path / "features")
     set_up(runs.recipe(tmp_path / "two", prepared, data__cache=folder, data__cache_store="int8"), backbone)
