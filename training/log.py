@@ -152,11 +152,11 @@ def memory(device: torch.device) -> float:
     """The most memory that this process has held so far, in GiB; on a GPU, of that GPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device)) / 2**30
-    try:  # what `getrusage` knows is also that of the process which started this one
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:")) / 2**20
-    except (OSError, StopIteration):
-        import resource  # no Linux
+    status = Path("/proc/self/status")
+    if status.exists():  # what `getrusage` knows may be that of the process which started this one
+        peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) / 2**20
+    import resource
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
