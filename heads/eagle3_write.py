@@ -94,7 +94,7 @@ def vllm(config: Eagle3Config, tensors: Tensors, backbone: Backbone | None) -> F
     """vLLM's own reading of such a folder."""
     able = frozenset(("head_dim", "qk_norm", "attention_bias", "output_bias", "mlp_bias"))
     faults = [
-        *common_faults(config, three=True, layers=True),
+        *common_faults(config, layers=True),
         *layer_faults(config, config.own_width, able, ()),
     ]
     refuse(no_form("vLLM"), faults)
@@ -102,6 +102,7 @@ def vllm(config: Eagle3Config, tensors: Tensors, backbone: Backbone | None) -> F
     made = _config(config, tensors, architecture) | _switches(config)
     made |= {"norm_before_residual": config.norm_before_residual}
     made["eagle_aux_hidden_state_layer_ids"] = list(config.taps)
+    made["num_aux_hidden_states"] = len(config.taps)  # without it, fc is built for three
     biases = filled_biases(config, tensors, prefixes(config))
     return Files(made, renamed({**_with_scaled(config, tensors, backbone), **biases}, LAYERS, out=True))
 

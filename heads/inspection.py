@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError, nearest
+from ..errors import UserError
 from .backbone import Backbone
-from .engines import ENGINES, Files, Finding
+from .engines import Engine, engine_of, outside
 from .exchange import FORMATS, import_head
 from .format import load_head
 from .kinds import TITLES, kind_of
 from .layouts import BackboneNeededError
+from .reading import Files, Finding
 from .weights import read_config, read_tensors, tensor_shapes, weight_files
 
 
@@ -54,10 +55,8 @@ def inspect(source: str | Path, engine: str | None = None, backbone: Backbone | 
     path = Path(source)
     if not path.exists():
         raise UserError(f"{source}: no such folder or file")
-    name, _, version = (engine or "").partition(":")
-    if engine and name not in ENGINES:
-        near = nearest(name, ENGINES)
-        raise UserError(f"no engine {name!r}; " + (f"did you mean {near}?" if near else f"known: {', '.join(ENGINES)}"))
+    if engine:
+        engine_of(engine)
     config, files = read_config(path), weight_files(path)
     shapes = tensor_shapes(files)
     try:
@@ -67,30 +66,32 @@ def inspect(source: str | Path, engine: str | None = None, backbone: Backbone | 
     report = Report(kind, _facts(config, shapes))
     taps = _loads_here(path, kind, backbone, report)
     if engine:
-        report.facts["engine"] = f"{ENGINES[name].title}{f', asked for {version}' if version else ''}"
+        found, version, title = engine_of(engine)
+        report.facts["engine"] = title
         zeros = read_tensors(files, lambda name: name.endswith(".bias"))
-        looked = Files(config, shapes, frozenset(n for n, one in zeros.items() if not one.any()), taps)
-        report.findings += _served(kind, name, version, looked)
+        looked = Files(config, shapes, frozenset(n for n, one in zeros.items() if not one.any()), taps, version)
+        report.findings += [*_served(kind, found, engine.partition(":")[0], looked), *outside(found, version)]
     return report
 
 
-def _served(kind: str, name: str, version: str, files: Files) -> list[Finding]:
-    engine = ENGINES[name]
+def _served(kind: str, engine: Engine, name: str, files: Files) -> list[Finding]:
     if kind == "headstart":
         able = ", ".join(to for to in FORMATS if to in (name, "speculators")) or name
         return [Finding(f"{engine.title} does not read headstart's own format", f"headstart export --to {able}")]
+    if name == "vllm" and kind.startswith("medusa") and not files.before(0, 33):
+        return list(engine.checks["medusa"](files))
     if kind in engine.never:
         return [Finding(f"{engine.title} cannot serve it: {engine.never[kind]}", _instead(kind, name))]
-    found = list(engine.checks[kind](files))
-    if name == "vllm" and kind.startswith("medusa") and version.startswith("0.33"):
-        found.append(Finding("only vLLM 0.32 was looked at for Medusa", "try it with a short run", wrong=False))
-    return found
+    return list(engine.checks[kind](files))
 
 
 def _instead(kind: str, name: str) -> str:
     if kind in ("hydra", "mlp_speculator"):
         return "serve it with headstart, or train an eagle3 head"
-    return f"headstart export --to {name}" if kind != "speculators" else "headstart export --to sglang"
+    to = {"tensorrt-llm": "modelopt", "sglang": "sglang"}.get(name, name)
+    return (
+        f"headstart export --to {to}" if kind in ("speculators", "medusa-2", "medusa-trt") else f"train for {name} anew"
+    )
 
 
 def _loads_here(path: Path, kind: str, backbone: Backbone | None, report: Report) -> tuple[int, ...] | None:

@@ -65,6 +65,8 @@ def write(config: Eagle3Config, tensors: Tensors, backbone: Backbone | None) -> 
     inner = llama_config(config, width=config.own_width, layers=config.head_layers, dtype="", architecture="")
     for key in ("architectures", "torch_dtype", "rope_scaling", "rope_theta"):
         inner.pop(key)
+    if len(config.taps) != 3:
+        inner["num_aux_hidden_states"] = len(config.taps)  # without it, vLLM builds fc for three
     names = [] if backbone is None else list(getattr(backbone.model.config, "architectures", None) or [])
     name = type(backbone.model).__name__ if backbone is not None else ""
     made = {

@@ -168,7 +168,8 @@ def _serving(title: str, source: Path, head: DraftHead, card: Card, own: bool) -
     """How an engine serves the head, or why it does not; of a layout that it reads as it lies, directly."""
     engine = title.lower()
     name = card.repo.partition("@")[0]
-    if not own and inspect(source, engine, head._backbone).right:
+    served_by = f"{engine}:0.32" if head.method == "medusa" and engine == "vllm" else engine
+    if not own and inspect(source, served_by, head._backbone).right:
         return _command(engine, head, card, name)
     if head.method not in FORMATS[engine]:
         return f"{title} has no {head.method} heads."

@@ -132,7 +132,10 @@ def exported(head: Path, to: str, folder: Path) -> Path:
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for command in (["export", "--head", head, "--to", to, "--out", folder], ["inspect", folder, "--engine", "vllm"]):
+    for command in (
+        ["export", "--head", head, "--to", to, "--out", folder],
+        ["inspect", folder, "--engine", "vllm:0.32.0"],
+    ):
         if cli.main([str(word) for word in command]):
             raise UserError(f"{head} cannot go to vLLM")
     return folder

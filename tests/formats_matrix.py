@@ -1,10 +1,11 @@
 """Which format can say what: the cases of tests/test_exchange.py, and the tables of docs/formats.md that they make.
 
-`scripts/write_formats.py` writes the tables; a test keeps the page equal to them.
+`scripts/write_formats.py` runs these tests and writes the tables of what passed; a test keeps the page equal to the cases.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from headstart.heads.exchange import FORMATS
@@ -16,7 +17,7 @@ CASES: list[tuple[str, dict[str, Any], str, bool, set[str]]] = [
     ("eagle3", {}, "llama", False, {"eagle", "specforge", "sglang", "modelopt", "vllm", "speculators"}),
     ("eagle3", {"taps": (1, 3, 8)}, "llama", True, {"specforge", "sglang", "modelopt", "vllm", "speculators"}),
     ("eagle3", {"taps": (0, 3, 8)}, "llama", True, {"vllm", "speculators"}),
-    ("eagle3", {"taps": (1, 2, 3, 8)}, "llama", True, {"sglang", "speculators"}),
+    ("eagle3", {"taps": (1, 2, 3, 8)}, "llama", True, {"sglang", "vllm", "speculators"}),
     ("eagle3", {"taps": (5, 4, 2)}, "llama", True, set()),
     ("eagle3", {"norm_before_fc": True}, "llama", True, {"sglang", "vllm", "speculators"}),
     ("eagle3", {"fc_norm": True}, "llama", True, {"specforge", "sglang", "vllm", "speculators"}),
@@ -88,24 +89,47 @@ def pairs() -> list[tuple[str, str, str]]:
     return found
 
 
-def pair_table() -> str:
-    """From each format (a row) to each other."""
+Passed = Callable[[str], bool]
+"""Whether a test of this name passed."""
+
+
+def pair_table(passed: Passed = lambda test: True) -> str:
+    """From each format (a row) to each other; what no test showed is said to be that."""
     columns = [OWN, *FORMATS]
     lines = [["from", *columns], ["---"] * (len(columns) + 1)]
     for method in METHODS:
         for source in [*formats_of(method), *([READ_ONLY[method]] if method in READ_ONLY else [])]:
-            able = formats_of(method)
-            lines.append([f"{method}: {source}", *("exact" if name in able else "impossible" for name in columns)])
+            cells = [_pair(method, source, to, passed) for to in columns]
+            lines.append([f"{method}: {source}", *cells])
     return _lines(lines)
 
 
-def case_table(method: str) -> str:
+def _pair(method: str, source: str, to: str, passed: Passed) -> str:
+    able = formats_of(method)
+    if to not in able:
+        return "impossible" if passed(f"test_a_format_without_such_heads_says_so[{method}]") else "not shown"
+    if to != OWN:
+        test = f"test_from_every_format_to_every_other[{method}-{source}-{to}]"
+    elif source in READ_ONLY.values():
+        test = "test_mlp_speculator[False-False]"
+    elif source == OWN:
+        test = f"test_round_trip_is_exact[full-llama-{method}]"
+    else:  # what is read there becomes one of ours on the way
+        test = f"test_from_every_format_to_every_other[{method}-{source}-{able[1]}]"
+    return "exact" if passed(test) else "not shown"
+
+
+def case_table(method: str, passed: Passed = lambda test: True) -> str:
     """What of a head each format can say."""
     columns = formats_of(method)[1:]
     lines = [["head", *columns], ["---"] * (len(columns) + 1)]
-    for one, fields, family, small, able in CASES:
+    for number, (one, fields, family, small, able) in enumerate(CASES):
         if one == method:
-            cells = ["exact" if name in able else "refused" for name in columns]
+            tests = [
+                f"test_the_way_out_and_back_is_exact_or_refused[{number}-{method}-{family}-{to}]" for to in columns
+            ]
+            said = ["exact" if name in able else "refused" for name in columns]
+            cells = [words if passed(test) else "not shown" for words, test in zip(said, tests, strict=True)]
             lines.append([_named(fields, family, small, method), *cells])
     return _lines(lines)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from formats_matrix import CASES, OWN, READ_ONLY, case_table, pair_table, pairs
+from formats_matrix import CASES, OWN, READ_ONLY, case_table, formats_of, pair_table, pairs
 from torch import Tensor
 
 import zoo
@@ -90,6 +90,14 @@ def test_from_every_format_to_every_other(method: str, source: str, to: str, tmp
         head = load_head(export_head(head, source, tmp_path / "one"), head.backbone)
     found = load_head(export_head(head, to, tmp_path / "two"), head.backbone)
     torch.testing.assert_close(proposed(found), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_format_without_such_heads_says_so(method: str, tmp_path: Path) -> None:
+    head = built(method, {}, small=False)
+    for to in FORMATS.keys() - set(formats_of(method)):
+        with pytest.raises(UserError, match=f"the format {to} has no {method} heads"):
+            export_head(head, to, tmp_path / to)
 
 
 def test_the_page_says_what_was_tried() -> None:

@@ -43,7 +43,7 @@ def changed(folder: Path, config: Any = None, tensors: Any = None) -> Path:
 RIGHT = [
     ("eagle1", "vllm", "vllm"), ("eagle1", "sglang", "sglang"), ("eagle3", "vllm", "vllm"),
     ("eagle3", "sglang", "sglang"), ("eagle3", "specforge", "sglang"), ("eagle3", "speculators", "vllm"),
-    ("medusa", "vllm", "vllm"), ("eagle3", "eagle", "vllm"), ("eagle3", "eagle", "eagle"),
+    ("medusa", "vllm", "vllm:0.32"), ("eagle3", "eagle", "vllm"), ("eagle3", "eagle", "eagle"),
 ]  # fmt: skip
 
 
@@ -93,6 +93,19 @@ FAULTS: list[tuple[str, str, str, Any, Any, str]] = [
     ("eagle1", "sglang", "sglang", None, drop("fc.bias"), "fc.bias is missing, and would be left at random"),
     ("eagle1", "vllm", "sglang", None, None, "SGLang would load another class"),
     ("eagle3", "sglang", "vllm", None, None, "off by one"),
+    ("eagle3", "vllm", "vllm", say(target_hidden_size=None), None, "target_hidden_size is null"),
+    ("eagle3", "vllm", "vllm", None, put("fc.weight", torch.ones(32, 128)), "vLLM builds it for 3: it stops"),
+    ("eagle3", "vllm", "vllm", say(architectures=["Qwen2ForCausalLM"]), None, "Eagle3Qwen2ForCausalLM"),
+    ("eagle3", "vllm", "vllm", say(eagle_config={"use_aux_hidden_state": False}), None, "fc is dropped"),
+    ("eagle3", "vllm", "vllm", None, put("layers.0.self_attn.q_norm.weight", ONE), "has no place for it and stops"),
+    ("eagle3", "vllm", "vllm", say(architectures=["Eagle3Qwen3ForCausalLM"]), None, "no q_norm: left at one"),
+    ("eagle1", "vllm", "vllm", say(architectures=["Qwen2ForCausalLM"]), None, "EagleQwen2ForCausalLM"),
+    ("eagle1", "sglang", "vllm", None, None, "EagleLlamaForCausalLMEagle"),
+    ("medusa", "vllm", "vllm", None, None, "went with vLLM 0.33"),
+    ("medusa", "medusa", "vllm:0.24", None, None, "dropped without a word before vLLM 0.25"),
+    ("eagle3", "vllm", "sglang:0.5.11", None, None, "before SGLang 0.5.12 the layer is called midlayer"),
+    ("eagle3", "sglang", "sglang", say(bias=True), None, "gives o_proj a bias, too"),
+    ("eagle3", "vllm", "tensorrt-llm", say(norm_before_residual=True), None, "there is no such switch"),
     ("eagle3", "vllm", "sglang", None, None, "where SGLang does not look"),
     ("eagle3", "vllm", "vllm", None, drop("d2t"), "would be read as the first 40"),
     ("eagle3", "vllm", "vllm", None, drop("lm_head.weight"), "lm_head.weight is missing"),
@@ -105,9 +118,9 @@ FAULTS: list[tuple[str, str, str, Any, Any, str]] = [
     ("eagle3", "sglang", "sglang", say(norm_before_residual=True), None, "SGLang has no such switch"),
     ("eagle3", "sglang", "sglang", say(tie_word_embeddings=True), None, "takes the place of lm_head"),
     ("eagle3", "sglang", "sglang", None, put("midlayer.self_attn.q_proj.bias", ONE), "dropped without a word"),
-    ("medusa", "vllm", "vllm", say(medusa_fc_bias=False), None, "since medusa_fc_bias is not true"),
-    ("medusa", "vllm", "vllm", None, drop("lm_head.weight"), "does not take the backbone's"),
-    ("medusa", "vllm", "vllm", say(truncated_vocab_size=40), None, "reads token_map, and then stops"),
+    ("medusa", "vllm", "vllm:0.32", say(medusa_fc_bias=False), None, "since medusa_fc_bias is not true"),
+    ("medusa", "vllm", "vllm:0.32", None, drop("lm_head.weight"), "does not take the backbone's"),
+    ("medusa", "vllm", "vllm:0.32", say(truncated_vocab_size=40), None, "reads token_map, and then stops"),
     ("medusa", "vllm", "sglang", None, None, "it has no such heads"),
 ]  # fmt: skip
 
@@ -117,10 +130,49 @@ def test_what_an_engine_would_read_otherwise(
     method: str, to: str, engine: str, config: Any, tensors: Any, words: str, tmp_path: Path
 ) -> None:
     taps = {"taps": (1, 3, 7)} if (method, to) == ("eagle3", "vllm") and engine == "sglang" else {}
-    report = inspect(changed(exported(method, to, tmp_path, **taps), config, tensors), engine, backbone())
+    folder = exported(method, to, tmp_path, **taps)
+    report = inspect(changed(folder, config, tensors) if config or tensors else folder, engine, backbone())
     assert not report.right
     assert words in str(report), str(report)
     assert all(one.fix for one in report.findings)
+
+
+SINCE: list[tuple[str, str, dict[str, Any], str]] = [
+    ("vllm", "0.16", {"attention_bias": True}, "attention_bias is true"),
+    ("vllm", "0.18", {"norm_before_fc": True}, "norm_before_fc is true"),
+    ("vllm", "0.22", {"fc_norm": True}, "fc_norm is true"),
+    ("vllm", "0.22", {"norm_output": True}, "norm_output is true"),
+    ("vllm", "0.22", {"taps": (1, 2, 3, 7)}, "builds it for 3"),
+    ("vllm", "0.24", {"qk_norm": "head"}, "known since vLLM 0.24"),
+    ("sglang", "0.5.12", {"norm_output": True}, "norm_output is true"),
+    ("sglang", "0.5.17", {"norm_before_fc": True}, "norm_before_fc is true"),
+]
+
+
+@pytest.mark.parametrize(("engine", "version", "fields", "words"), SINCE, ids=str)
+def test_what_older_versions_do_not_know(
+    engine: str, version: str, fields: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """From that version on it is served right, and one before it is not."""
+    folder = exported("eagle3", engine, tmp_path, **fields)
+    for able in (f"{engine}:{version}", engine):
+        assert inspect(folder, able, backbone()).right, str(inspect(folder, able, backbone()))
+    *first, last = map(int, version.split("."))
+    older = inspect(folder, f"{engine}:{'.'.join(map(str, (*first, last - 1)))}", backbone())
+    assert not older.right
+    assert words in str(older)
+
+
+def test_versions(tmp_path: Path) -> None:
+    folder = exported("eagle3", "vllm", tmp_path)
+    assert inspect(folder, "vllm", backbone()).facts["engine"] == "vLLM 0.33.0"
+    assert inspect(folder, "vllm:v0.32.0rc1", backbone()).facts["engine"] == "vLLM v0.32.0rc1"
+    for other in ("vllm:0.50.0", "vllm:0.6.0"):
+        report = inspect(folder, other, backbone())
+        assert "was read from 0.12.0 to 0.33.0: what others do is not known" in str(report)
+    for wrong in ("vllm:new", "vllm:0.3x.1 ", "eagle:1.0"):
+        with pytest.raises(UserError, match="is no version of"):
+            inspect(folder, wrong)
 
 
 def test_a_zero_bias_is_no_loss(tmp_path: Path) -> None:
