@@ -71,6 +71,7 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
         **backbone_facts(backbone, str(config.get("base_model_name_or_path") or "")),
         **layer_fields(config, tensors, "midlayer.", width),
         **{name: bool(config.get(name, False)) for name in SWITCHES},
+        "norm_before_fc": bool(inner.get("norm_before_fc", config.get("norm_before_fc", False))),  # as engines do
         "hidden_size": hidden,
         "vocab_size": size,
         "draft_vocab_size": draft,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ..errors import UserError, nearest
+from ..errors import UserError, first_line, nearest
 from ..files import whole_folder, write_whole
 from ..settings import build
 from . import (
@@ -181,6 +181,11 @@ def read_head(kind: str, config: Config, tensors: Tensors, backbone: Backbone | 
         found = READERS[kind](config, tensors, backbone)
     except UserError as error:
         raise type(error)(f"{place} ({TITLES[kind]}): {error}") from None
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(
+            f"{place} ({TITLES[kind]}): config.json or a tensor is of another kind than this format has ({reason})"
+        ) from error
     for note in found.notes:
         warnings.warn(f"{place}: {note}", stacklevel=5)
     method = METHODS[found.method]

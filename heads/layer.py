@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .backbone import Backbone
 from .base import HeadConfig
 from .linear import Linear
@@ -77,6 +77,13 @@ class LayerConfig(HeadConfig):
             )
         if self.hidden_act not in ACT2FN:
             raise UserError(f"hidden_act is {self.hidden_act!r}; transformers has no activation of that name")
+        try:
+            self.rotary()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"rope_parameters is {self.rope_parameters}, and transformers has no rotary embedding of this kind "
+                f"({type(error).__name__}: {first_line(error)})"
+            ) from error
 
     @classmethod
     def shape(cls, backbone: Backbone) -> dict[str, Any]:

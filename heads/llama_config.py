@@ -92,7 +92,10 @@ def rope_parameters(config: Config) -> dict[str, Any]:
                 "trained with? Keep one of them"
             )
     found = {"rope_type": "default", "rope_theta": 10000.0, **old, **new}
-    return {**found, "rope_theta": float(found["rope_theta"])}
+    try:
+        return {**found, "rope_theta": float(found["rope_theta"])}
+    except (TypeError, ValueError):
+        raise UserError(f"rope_theta is {found['rope_theta']!r}, and no number") from None
 
 
 def llama_config(config: LayerConfig, *, width: int, layers: int, dtype: str, architecture: str) -> Config:

@@ -1,6 +1,7 @@
 """Which format can say what: the cases of tests/test_exchange.py, and the tables of docs/formats.md that they make.
 
-`scripts/write_formats.py` runs these tests and writes the tables of what passed; a test keeps the page equal to the cases.
+`scripts/write_formats.py` runs these tests and writes the tables of what passed; a test keeps the page equal to
+the cases.
 """
 
 from __future__ import annotations
