@@ -79,6 +79,8 @@ class Backbone:
         """Why there is no tokenizer, if one was looked for."""
         self.config = self.inner.config.get_text_config(decoder=True)
         self.name = name or str(getattr(self.inner.config, "_name_or_path", "") or type(self.inner).__name__)
+        self.revision = ""
+        """Its commit, where it came from the Hub."""
         if changed := adapters(self.inner):
             self.name += f" + adapter {', '.join(changed)}"
         self.hash: str | None = None

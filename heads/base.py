@@ -59,6 +59,8 @@ class HeadConfig:
     """Decoder layers of the backbone; 0 in a head from elsewhere whose files do not say, until it is bound."""
     backbone: str = ""
     """Name of the backbone that the head was made for."""
+    backbone_revision: str = ""
+    """Its commit, where it came from the Hub."""
     backbone_hash: str = ""
     """Fingerprint of its weights."""
     tokenizer_hash: str = ""
@@ -78,6 +80,7 @@ class HeadConfig:
         return {
             **cls.shape(backbone),
             "backbone": plain_name(backbone.name),
+            "backbone_revision": backbone.revision,
             "backbone_hash": backbone.fingerprint(),
             **_fingerprints(backbone),
         }

@@ -69,10 +69,20 @@ def load_backbone(
     if device is not None:
         _move(model, device, source)
     backbone = Backbone(model, tokenizer, name=str(source))
-    backbone.untold = untold
+    backbone.untold, backbone.revision = untold, _commit_of(source, revision)
     if dtype is None:
         backbone.stored = backbone.dtype
     return backbone
+
+
+def _commit_of(source: Any, revision: str | None) -> str:
+    """The commit in the Hub's cache that a Hub id was loaded from; empty for anything else."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if source in BUILT_IN or Path(source).exists():
+        return ""
+    found = try_to_load_from_cache(str(source), "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else ""
 
 
 def sketch_backbone(source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Backbone:

@@ -69,8 +69,8 @@ class InspectSettings:
     path: Path
     """Folder or file of a head, in any format that can be read."""
     engine: str | None = None
-    """vllm, sglang, tensorrt-llm or eagle (its authors' code), perhaps with a version, vllm:0.32.0, else the newest that
-    was looked at; without it, only whether it loads here."""
+    """vllm, sglang, tensorrt-llm or eagle (its authors' code), perhaps with a version, vllm:0.32.0, else the newest one
+    that was looked at; without it, only whether it loads here."""
     backbone: str | None = None
     """What it was trained on; without it, less can be said."""
 

@@ -20,6 +20,8 @@ from headstart.cli import main
 from headstart.errors import UserError
 from headstart.heads.exchange import export_head
 from headstart.heads.format import load_head, save_head
+from headstart.heads.load import load_backbone
+from headstart.heads.methods import METHODS
 from headstart.inference.bench import BenchSettings, bench
 from headstart.inference.suite import question
 
@@ -186,6 +188,18 @@ def test_branches_and_commits(hub: Hub, head: Path, tmp_path: Path) -> None:
     assert load_head(NAME, revision=commit).config.head_layers == 2  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"ada/eagle3: no such folder; on the Hub: has no branch, tag or commit none"):
         load_head(NAME, revision="none")
+
+
+def test_a_head_records_the_commit_of_its_backbone(hub: Hub, tmp_path: Path) -> None:
+    backbone().model.save_pretrained(tmp_path / "model")
+    sent = hub.add("ada/model")
+    first = sent.commit({path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()})
+    sent.commit({"README.md": b"later"})
+    made = METHODS["medusa"].build(load_backbone("ada/model", revision=first))
+    assert (made.config.backbone, made.config.backbone_revision) == ("ada/model", first)
+    card = (save_head(made, tmp_path / "head") / "README.md").read_text()
+    assert f"| backbone_revision | {first} |" in card
+    assert "base_model: ada/model" in card
 
 
 def test_an_older_head_leaves_nothing_behind(hub: Hub, head: Path, tmp_path: Path) -> None:
