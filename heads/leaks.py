@@ -46,7 +46,7 @@ _LEAST = 12  # characters of a value of the environment that is taken for a secr
 
 
 def leaks(folder: Path) -> list[str]:
-    """Paths of this machine and secrets in the files of a folder, a line each: file, line, what it is.
+    """Paths of this machine and secrets in the files of a folder, a line each: file, line (or header), what it is.
 
     Of a secret no more than its first characters is told.
     """
@@ -83,7 +83,7 @@ def _last(path: str) -> str:
 
 def _found(path: Path, known: list[str]) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(_text(path).splitlines(), 1):
-        place = f"line {number}"
+        place = "header" if path.suffix == ".safetensors" else f"line {number}"
         for what, pattern in _SECRETS.items():
             if match := pattern.search(line):
                 yield place, f"{what} ({_masked(match[0])})"

@@ -149,8 +149,12 @@ def _places(tree: Tree, rest: Sequence[int]) -> list[list[int]]:
 # -- replayed --------------------------------------------------------------------------------------------------------
 
 
-def accepted(moment: Moment, shape: Shape | None) -> int:
-    """How many drafts of this setting would have been accepted there; None: plain decoding."""
+def accepted(moment: Moment, shape: Shape | None, room: int | None = None) -> int:
+    """How many drafts of this setting would have been accepted there; None: plain decoding.
+
+    Args:
+        room: tokens that drafts may be, where a text ends soon: a tree is no deeper, and others fit into its nodes.
+    """
     if shape is None:
         return 0
     if "chain" in moment:
@@ -163,9 +167,9 @@ def accepted(moment: Moment, shape: Shape | None) -> int:
                 return len(path) - 1
         return len(path)
     assert isinstance(shape, Dynamic), f"{shape} cannot be replayed"
-    count = 0
+    count, deepest = 0, shape.depth if room is None else min(shape.depth, room)
     for depth, limits in enumerate(moment["places"][str(shape.top_k)], 1):
-        if depth > shape.depth or limits[min(shape.depth - depth, len(limits) - 1)] >= shape.nodes:
+        if depth > deepest or limits[min(deepest - depth, len(limits) - 1)] >= shape.nodes:
             break
         count += 1
     return count
@@ -184,7 +188,7 @@ def replay(texts: Sequence[Sequence[Moment]], shape: Shape | None) -> Replayed:
         while place < len(text):
             left = len(text) - place  # tokens still to come; the last of them is never a draft's
             budget = left - 1
-            got = min(accepted(text[place], shape), budget)
+            got = min(accepted(text[place], shape, budget), budget)
             for depth in range(got):
                 counts[depth] += 1
             size, deep = _size(text[place], shape, budget)

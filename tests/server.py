@@ -71,14 +71,12 @@ class Server:
                     server.headers.append(dict(self.headers))
                     server.active += 1
                     server.most = max(server.most, server.active)
-                try:
-                    self._answer(number, request)
-                finally:
-                    with server.lock:
-                        server.active -= 1
+                time.sleep(server.pause)
+                with server.lock:  # before it answers, as its client may ask again before this thread goes on
+                    server.active -= 1
+                self._answer(number, request)
 
             def _answer(self, number: int, request: dict[str, Any]) -> None:
-                time.sleep(server.pause)
                 trouble = server.trouble(number, request)
                 if self.path != "/v1/chat/completions" or request["model"] != "tiny":
                     self._send(404, {"error": {"message": f"The model `{request['model']}` does not exist."}})

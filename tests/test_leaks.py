@@ -80,7 +80,7 @@ def test_headers_of_weights_are_read(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, tmp_path / "a.safetensors", metadata={"from": "/home/ada/run"})
     torch.save({f"note {HUB}": torch.zeros(2)}, tmp_path / "b.bin")
     said = leaks(tmp_path)
-    assert said[0].startswith("a.safetensors, line 2: a path of this machine (/home/ada/run")
+    assert said[0].startswith("a.safetensors, header: a path of this machine (/home/ada/run")
     assert said[1].startswith("b.bin, line 1: a token of the Hub")
 
 
