@@ -12,6 +12,7 @@ from .base import DraftHead, HeadConfig
 from .vocab import DraftVocab
 
 MAPS = ("d2t", "t2d")
+_TIED = 64  # parts that may share their tensors with others
 
 
 def assembled(
@@ -31,6 +32,9 @@ def assembled(
     Raises:
         UserError: they are not those of this config; names what differs.
     """
+    for key in ("head_layers", "num_heads", "num_blocks"):
+        if (claimed := getattr(config, key, 0)) > len(tensors) + _TIED:
+            raise UserError(f"{place}: {key} is {claimed}, and the file holds {len(tensors)} tensors")
     vocab = DraftVocab(range(config.draft_vocab_size), config.vocab_size)
     if not vocab.full and all(name in tensors for name in MAPS):
         try:

@@ -45,6 +45,9 @@ class Step:
     """(B, K, H) what a child of these nodes reads; None where nothing is handed down."""
 
 
+MOST_TOKENS = 1 << 26  # far above any: what a damaged config claims is not made room for
+
+
 @dataclass(kw_only=True)
 class HeadConfig:
     """What every method needs to know; each adds fields of its own."""
@@ -71,6 +74,8 @@ class HeadConfig:
     """Hash of the adapter beside the head, if it was trained on a backbone which that one changes (Medusa-2)."""
 
     def __post_init__(self) -> None:
+        if self.vocab_size > MOST_TOKENS:
+            raise UserError(f"vocab_size is {self.vocab_size}; no vocabulary has more than {MOST_TOKENS} tokens")
         if not 1 <= self.draft_vocab_size <= self.vocab_size:
             raise UserError(f"draft_vocab_size is {self.draft_vocab_size}; it has to be 1 to {self.vocab_size}")
 

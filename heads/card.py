@@ -86,9 +86,12 @@ class Card:
         if not self.door:
             return
         yield from ("In transformers, with headstart installed:", "", "```python")
-        yield from ("from transformers import AutoModelForCausalLM, AutoTokenizer", "")
-        yield from (f'model = AutoModelForCausalLM.from_pretrained("{self.base}")',)
-        yield from (f'tokenizer = AutoTokenizer.from_pretrained("{self.base}")',)
+        if self.base.count("/") == 1:
+            yield from ("from transformers import AutoModelForCausalLM, AutoTokenizer", "")
+            yield f'model = AutoModelForCausalLM.from_pretrained("{self.base}")'
+            yield f'tokenizer = AutoTokenizer.from_pretrained("{self.base}")'
+        else:  # no name that transformers knows
+            yield "model, tokenizer = backbone.model, backbone.tokenizer"
         yield from (f'inputs = tokenizer("{_PROMPT}", return_tensors="pt")',)
         name = self.repo.partition("@")[0] or "THIS FOLDER"
         yield f'output = model.generate(**inputs, max_new_tokens=64, custom_generate="{name}", trust_remote_code=True)'

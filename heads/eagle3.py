@@ -57,6 +57,8 @@ class Eagle3Config(EagleConfig):
         wrong = [k for k in self.taps if not 0 <= k <= top]
         if wrong or not self.taps:
             raise UserError(f"taps are {list(self.taps)}; the backbone's hidden states are 0..{self.num_layers}")
+        if len(set(self.taps)) < len(self.taps):
+            raise UserError(f"taps are {list(self.taps)}: one of them stands there twice")
         if self.width is not None and self.width < 1:
             raise UserError(f"width is {self.width}; it has to be at least 1")
 

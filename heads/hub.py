@@ -48,6 +48,18 @@ def fetched(source: str, revision: str | None = None, token: str | None = None) 
     return folder
 
 
+def login(repo: str) -> str:
+    """Who is logged in to the Hub; asked before any work for a repository.
+
+    Raises:
+        UserError: nobody, or the Hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    with plainly(repo, sent=True):
+        return str(HfApi().whoami()["name"])
+
+
 def send(folder: Path, repo: str, *, private: bool = False, revision: str | None = None) -> str:
     """Send a folder to a repository, which is made if need be; what has arrived before is not sent again.
 
@@ -65,7 +77,6 @@ def send(folder: Path, repo: str, *, private: bool = False, revision: str | None
 
     api = HfApi()
     with plainly(repo, revision, sent=True):
-        api.whoami()
         api.create_repo(repo, private=private, exist_ok=True)
         if private and not api.model_info(repo).private:
             raise UserError(f"{repo}: exists and is public; make it private on the Hub first, or leave --private out")

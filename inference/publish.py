@@ -28,6 +28,7 @@ from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
 from ..heads.card import Card
 from ..heads.exchange import FORMATS, written
+from ..heads.fetch import BUILT_IN
 from ..heads.format import card_of, is_own, load_head, place_of
 from ..heads.forms import weights_hash
 from ..heads.inspection import inspect
@@ -82,6 +83,7 @@ def publish(settings: PushSettings, backbone: Backbone | None = None) -> str:
         return str(staged(settings, settings.out, backbone))
     if not hub.is_id(settings.repo) or "@" in settings.repo:
         raise UserError(f"{settings.repo}: is no name of a repository; it has to be like user/name")
+    hub.login(settings.repo)
     with tempfile.TemporaryDirectory() as scratch:
         folder = staged(settings, Path(scratch) / "head", backbone)
         return hub.send(folder, settings.repo, private=settings.private, revision=settings.revision)
@@ -190,14 +192,16 @@ def _serving(title: str, source: Path, head: DraftHead, card: Card, own: bool) -
 
 def _command(engine: str, head: DraftHead, card: Card, place: str) -> str:
     depth = head.max_depth or 3
+    fetched = f"headstart fetch {card.base} --folder {card.base}\n" if card.base in BUILT_IN else ""
     if engine == "vllm":
         method = {"eagle1": "eagle"}.get(head.method, head.method)
         said = json.dumps({"method": method, "model": place, "num_speculative_tokens": depth})
         note = "\n\nvLLM up to 0.32; newer versions have no Medusa heads." if head.method == "medusa" else ""
-        return f"```sh\nvllm serve {card.base} --speculative-config '{said}'\n```{note}"
+        return f"```sh\n{fetched}vllm serve {card.base} --speculative-config '{said}'\n```{note}"
     algorithm = "EAGLE3" if head.method == "eagle3" else "EAGLE"
     return (
-        f"```sh\npython -m sglang.launch_server --model-path {card.base} --speculative-algorithm {algorithm} \\\n"
+        f"```sh\n{fetched}python -m sglang.launch_server --model-path {card.base} \\\n"
+        f"  --speculative-algorithm {algorithm} \\\n"
         f"  --speculative-draft-model-path {place} --speculative-num-steps {depth} \\\n"
         f"  --speculative-eagle-topk 1 --speculative-num-draft-tokens {depth + 1}\n```"
     )

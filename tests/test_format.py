@@ -345,6 +345,20 @@ def test_no_head_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         load_head(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("taps", [2, 2, 3], "one of them stands there twice"),
+        ("rope_parameters", {"rope_type": "spiral"}, "no rotary embedding of this kind"),
+        ("vocab_size", 10**12, "no vocabulary has more than"),
+        ("head_layers", 10**6, "head_layers is 1000000, and the file holds"),
+    ],
+)
+def test_values_that_no_head_has(saved: Path, field: str, value: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_head(rewritten(saved, lambda found: found["config"].update({field: value})))
+
+
 def test_hub_ids_are_fetched_without_pickles(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 

@@ -107,6 +107,10 @@ def test_the_card(hub: Hub, head: Path) -> None:
     ):  # fmt: skip
         assert words in card.text
     assert "## Results" not in card.text
+    push(head, NAME)
+    text = hub.files(NAME)["README.md"].decode()
+    assert "model, tokenizer = backbone.model, backbone.tokenizer" in text
+    assert "base_model" not in text  # tiny-llama is on no Hub
 
 
 @pytest.fixture
@@ -139,7 +143,7 @@ def test_a_report_of_another_head_is_refused(
     report.write_text('{"setup": {}}')
     assert "is no report.json of headstart bench" in refused(capsys, other, NAME, "--report", report)
     assert "no such file" in refused(capsys, other, NAME, "--report", tmp_path / "none")
-    assert hub.asked == []
+    assert hub.repositories == {}
 
 
 def test_engines_that_cannot_serve_it_are_not_recommended(hub: Hub, tmp_path: Path) -> None:
