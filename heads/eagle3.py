@@ -144,7 +144,7 @@ class Eagle3(Eagle):
         signs[1::2] = -1  # mean 0 and mean square 1, so that any norm leaves its own weights, and a bias cancels below
         gains = ((backbone.norm(signs) - backbone.norm(-signs)) / 2 * signs).to(basis.dtype)
         some = backbone.output_weight[:: max(1, backbone.vocab_size // 4096)].to(basis.dtype)  # whatever the vocabulary
-        rows = rows * gains / (some * gains).norm(dim=1).median().clamp(min=1e-6)
+        rows = rows * gains / (some * gains).pow(2).sum(1).mean().sqrt().clamp(min=1e-6)
         self.lm_head.weight.copy_(rows @ basis.T if narrow else rows)
         if self.embed_tokens is not None:
             every = torch.arange(self.config.vocab_size, device=backbone.device)
