@@ -2,8 +2,9 @@
 
     python scripts/profile_round.py --head runs/eagle3/head --tree dynamic:4x4x15 --suite shipped
 
-Backbone: the call of its decoder and of its output projection alone. Drafter: calls of the head's `extend` and `step`
-alone. The rest of a round is outside: masks, trees, gathers, sampling, copies. Rounds alone count, prefill does not.
+Backbone: the call of its decoder (or of the compiled graph in its place) and of its output projection alone. Drafter:
+calls of the head's `extend` and `step` alone. The rest of a round is outside: masks, trees, gathers, sampling, copies.
+Rounds alone count, prefill does not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from headstart.inference.tree import Tree
 from headstart.options import drafter_of, silence
 from headstart.verbs_inference import questions_of
 
-INSIDE = ("backbone", "drafter")
+DRAFTER = ("drafter: extend", "drafter: step")
+INSIDE = ("backbone", *DRAFTER)
 
 
 class Clock:
@@ -41,6 +43,7 @@ class Clock:
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
         self.device, self.open = device, list[float]()
+        self._undo: list[Callable[[], None]] = []
 
     def now(self) -> float:
         if self.device.type == "cuda":
@@ -65,17 +68,30 @@ class Clock:
 
     def watch(self, part: str, owner: Any, *names: str) -> None:
         for name in names:
-            setattr(owner, name, self.timed(part, getattr(owner, name)))
+            own, before = name in vars(owner), getattr(owner, name)
+            self._undo.append(
+                functools.partial(setattr, owner, name, before) if own else functools.partial(delattr, owner, name)
+            )
+            setattr(owner, name, self.timed(part, before))
+
+    def restore(self) -> None:
+        """Take all clocks away."""
+        while self._undo:
+            self._undo.pop()()
 
 
 def watched(generator: Generator, drafter: Any) -> Clock:
     """The parts of a round, each with a clock around it."""
     backbone = generator.backbone
     clock = Clock(backbone.device)
-    clock.watch("backbone", backbone.decoder, "forward")
+    graphs = {} if generator._compiled is None else generator._compiled._graphs
+    graphs.update({taps: clock.timed("backbone", graph) for taps, graph in graphs.items()})
+    if not graphs:
+        clock.watch("backbone", backbone.decoder, "forward")
     clock.watch("backbone", backbone._projection, "forward")
     if isinstance(drafter, DraftHead):
-        clock.watch("drafter", drafter, "extend", "step")
+        for part, name in zip(DRAFTER, ("extend", "step"), strict=True):
+            clock.watch(part, drafter, name)
     clock.watch("masks and positions", backbone_module, "attention_mask", "positions", "causal")
     clock.watch("masks of the head", cached, "attention_mask")
     clock.watch("cache: commit", Cache, "commit")
@@ -98,14 +114,16 @@ def table(clock: Clock, total: float, rounds: int, plain: float) -> str:
     for part in order:
         lines.append(f"| {part} | {1000 * seconds[part] / rounds:.2f} | {100 * seconds[part] / total:.1f} |")
     lines.append(f"| **outside** | {1000 * outside / rounds:.2f} | {100 * outside / total:.1f} |")
-    calls = clock.calls["drafter"]
-    if calls:
-        share = 100 * seconds["drafter"] / calls / plain
-        lines += ["", f"One call of the drafter: {share:.1f}% of a plain step ({1000 * plain:.2f} ms)."]
+    lines.append("")
+    for part in DRAFTER:
+        if clock.calls[part]:
+            each = seconds[part] / clock.calls[part]
+            share = f"{1000 * each:.2f} ms, {100 * each / plain:.1f}% of a plain step ({1000 * plain:.2f} ms)"
+            lines.append(f"One call of {part}: {share}.")
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backbone", default="smollm2-135m")
     parser.add_argument("--head", required=True)
@@ -115,7 +133,8 @@ def main() -> None:
     parser.add_argument("--device", default=None)
     parser.add_argument("--limit", type=int, default=20)
     parser.add_argument("--max-new-tokens", type=int, default=48)
-    options = parser.parse_args()
+    parser.add_argument("--compile", action="store_true")
+    options = parser.parse_args(arguments)
     silence()
     backbone = load_backbone(options.backbone, dtype=options.dtype, device=options.device)
     drafter = drafter_of(options.head, backbone)
@@ -125,8 +144,9 @@ def main() -> None:
     for ids in prompts[:3]:
         stats = Generator(backbone).generate(ids, **asked).stats
         steps.append((stats.total_seconds - stats.seconds["prefill"]) / max(1, stats.rounds))
-    generator = Generator(backbone, drafter, tree=options.tree)
-    generator.generate(prompts[0], **asked)  # warms up
+    generator = Generator(backbone, drafter, tree=options.tree, compile=options.compile)
+    for ids in prompts if options.compile else prompts[:1]:  # warms up
+        generator.generate(ids, **asked)
     clock = watched(generator, drafter)
     prefill = clock.timed("prefill", generator_module.prefill)
     rounds, total, nodes = 0, 0.0, 0
@@ -140,13 +160,18 @@ def main() -> None:
             clock.seconds, clock.calls = defaultdict(float, before), defaultdict(int, counted)
 
     generator_module.prefill = apart
-    for ids in prompts:
-        stats = generator.generate(ids, **asked).stats
-        rounds, total, nodes = (
-            rounds + stats.rounds, total + stats.total_seconds - stats.seconds["prefill"], nodes + stats.drafted,
-        )  # fmt: skip
+    try:
+        for ids in prompts:
+            stats = generator.generate(ids, **asked).stats
+            rounds, total, nodes = (
+                rounds + stats.rounds, total + stats.total_seconds - stats.seconds["prefill"], nodes + stats.drafted,
+            )  # fmt: skip
+    finally:
+        generator_module.prefill = prefill.__wrapped__  # type: ignore[attr-defined]
+        clock.restore()
     facts = f"{rounds:,} rounds of {1 + nodes / rounds:.1f} nodes, {backbone.name}, {backbone.dtype}, {backbone.device}"
-    print(f"{facts}, {torch.get_num_threads()} threads, {options.tree}\n")
+    how = "compiled, " if options.compile else ""
+    print(f"{facts}, {how}{torch.get_num_threads()} threads, {options.tree}\n")
     print(table(clock, total, rounds, median(steps)))
 
 
