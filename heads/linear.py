@@ -28,8 +28,9 @@ def linear(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     slow = weight.dtype == torch.float32 == states.dtype and weight.device.type == "cpu" and 0 < rows <= FEW
     if not slow or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return F.linear(states, weight, bias)
-    columns = states.reshape(rows, -1).T  # (I, M)
+    vectors = states.reshape(rows, -1)  # (M, I)
     if rows == 1:
-        columns = columns.expand(-1, 2)  # a single one goes to another, slower kernel
+        vectors = vectors.expand(2, -1)  # a single one goes to another, slower kernel
+    columns = vectors.contiguous().T  # in memory one behind the other, where it is quick
     product = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)  # (O, M)
     return product[:, :rows].T.reshape(*states.shape[:-1], -1)

@@ -115,11 +115,11 @@ def table(clock: Clock, total: float, rounds: int, plain: float) -> str:
         lines.append(f"| {part} | {1000 * seconds[part] / rounds:.2f} | {100 * seconds[part] / total:.1f} |")
     lines.append(f"| **outside** | {1000 * outside / rounds:.2f} | {100 * outside / total:.1f} |")
     lines.append("")
-    for part in DRAFTER:
-        if clock.calls[part]:
-            each = seconds[part] / clock.calls[part]
+    for title, parts in (*((part, (part,)) for part in DRAFTER), ("either", DRAFTER)):
+        if calls := sum(clock.calls[part] for part in parts):
+            each = sum(seconds[part] for part in parts) / calls
             share = f"{1000 * each:.2f} ms, {100 * each / plain:.1f}% of a plain step ({1000 * plain:.2f} ms)"
-            lines.append(f"One call of {part}: {share}.")
+            lines.append(f"One call of {title}: {share}.")
     return "\n".join(lines)
 
 
