@@ -34,7 +34,7 @@ from .anatomy import (
 from .attention import attending, substitute
 from .cache import Cache, cache_argument
 from .forms import adapters, fingerprint, matrix_of, named_weights, place_of, rows_of, unwrapped
-from .mask import attention_mask, causal, positions, widened
+from .mask import EVERYTHING, attention_mask, causal, positions, widened
 from .tapping import Tapping
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Tensor
@@ -125,6 +125,13 @@ class Backbone:
         return rows_of(self._projection)
 
     @property
+    def unmasked(self) -> bool:
+        """Whether the beginning of a text goes into a cache without any mask: a kernel that knows what is causal."""
+        return self.config._attn_implementation == "sdpa" and all(
+            reach == EVERYTHING for reach in self._reaches.values()
+        )
+
+    @property
     def max_positions(self) -> int:
         """The longest text the model was made for, in tokens (a large number if the config does not say)."""
         return int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
@@ -156,7 +163,8 @@ class Backbone:
     @property
     def output_bias(self) -> Tensor | None:
         """(V,) bias of the output projection; None where it has none."""
-        return getattr(self._projection, "bias", None)
+        bias: Tensor | None = getattr(self._projection, "bias", None)
+        return None if bias is None else bias.to(self.device)
 
     @property
     def decoder(self) -> nn.Module:
@@ -228,16 +236,18 @@ class Backbone:
     def _forward(self, ids: Tensor, cache: Cache | None, ancestors: Tensor | None, taps: Sequence[int]) -> Features:
         rows, width = ids.shape
         masks, places = None, torch.arange(width, device=ids.device).repeat(rows, 1)
+        columns = width if ancestors is None else ancestors.shape[-1]
         # whole texts are left to the model: its own causal mask is none at all where a fused kernel knows the form
-        if cache is not None or ancestors is not None:
+        begins = cache is not None and self.unmasked and cache.end == 0
+        if ancestors is not None or (cache is not None and not begins):
             lengths = [0] * rows if cache is None else cache.lengths
             tree = causal(width, ids.device) if ancestors is None else ancestors
             masks, places = self.masks(lengths, tree), positions(lengths, tree)
         arguments: dict[str, Any] = {"attention_mask": masks, "use_cache": cache is not None}
         if cache is not None:
-            if tree.shape[-1] == width:
+            if columns == width:
                 cache.forget()
-            assert cache.pending + width == tree.shape[-1], f"{cache.pending} pending tokens, {tree.shape[-1]} columns"
+            assert cache.pending + width == columns, f"{cache.pending} pending tokens, {columns} columns"
             cache.open(width)
             arguments[self.cache_argument] = cache
         with self.tapping(taps) as tapping, attending(self.config, None if masks is None else self.substitute):
@@ -265,13 +275,13 @@ class Backbone:
         """(...) token ids to (..., H) input embeddings, the model's own scale included."""
         embedded = self._embedding(ids)
         assert isinstance(embedded, Tensor)
-        return embedded
+        return embedded.to(ids.device)
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The final norm on (..., H)."""
         normed = self._norm(hidden)
         assert isinstance(normed, Tensor)
-        return normed
+        return normed.to(hidden.device)
 
     def new_cache(self, rows: int = 1, capacity: int = 256) -> Cache:
         """An empty cache for this model."""
@@ -341,7 +351,7 @@ class Backbone:
         ids = torch.arange(1, 4, device=self.device)[None] % self.vocab_size
         expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
         found = self._logits(self.forward(ids).last)[0].float()
-        gap = (found - expected).abs().max().item()
+        gap = (found - expected.to(found.device)).abs().max().item()
         if gap > 0.05 * expected.abs().max().item() + 1e-3:
             raise UserError(
                 f"{self.name}: its logits are not the output projection of its last hidden state (largest difference "

@@ -16,13 +16,15 @@ from ..heads.backbone import Backbone, Features
 from ..heads.cache import Cache
 from .drafter import Drafter
 
+WHOLE = 4096  # positions of a first piece that needs no mask: as long as `generate` takes them at once, no slower
 LEAST = 16  # positions of a piece: with less, masks and activations are no longer what fills the memory
 
 
 def prefill(
     backbone: Backbone, drafter: Drafter, prompt: Sequence[int], cache: Cache, width: int
 ) -> tuple[Features, list[int]]:
-    """Fill the cache with the prompt, `width` positions at a time; all pieces but the last go to the drafter at once.
+    """Fill the cache with the prompt, `width` positions at a time, more of them where no mask is needed; all pieces but
+    the last go to the drafter at once.
 
     Where memory runs out, pieces are halved from there on, which is told once.
 
@@ -33,11 +35,13 @@ def prefill(
         UserError: memory runs out over the smallest piece.
     """
     begin, asked = 0, width
+    first = max(width, min(WHOLE, len(prompt))) if backbone.unmasked else width
     while True:
-        end = begin + width
+        end = begin + (width if begin else first)
         features = _piece(backbone, prompt[begin:end], cache, drafter.taps)
         if features is None:
-            width = _halved(width, len(prompt))
+            width = width if first > width else _halved(width, len(prompt))
+            first = width
             continue
         cache.commit_all()
         following = list(prompt[begin + 1 : end + 1])

@@ -218,7 +218,39 @@ def training() -> None:
             train(recipe, overrides, backbone=moved)
 
 
-CASES = (mixtures, generation, sampling, training)
+def spread() -> None:
+    """A backbone over two devices, in one way and the other round: every head, lookup, rows of a batch, compiled."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    import zoo
+    from headstart.heads import compiled
+    from headstart.heads.methods import METHODS
+    from headstart.inference.generator import Generator
+
+    compiled.BACKEND = None  # the shapes alone: no compiler knows the device
+    prompts: list[list[int]] = [[1, 5, 6, 7], [1, 9, 8]]
+    options = {"max_new_tokens": 10, "temperature": 0}
+    for family, first in (("llama", "cpu"), ("mistral", NAME)):
+        expected = [output.tokens for output in Generator(zoo.backbone(family)).generate(prompts, **options)]
+        backbone = zoo.backbone(family)
+        second = NAME if first == "cpu" else "cpu"
+        decoder = backbone.decoder
+        places = {decoder.embed_tokens: first, decoder.norm: second, backbone.model.lm_head: second}
+        places |= {layer: first if number < 2 else second for number, layer in enumerate(backbone.layers)}
+        for module, place in places.items():  # as accelerate does for a device_map
+            add_hook_to_module(module.to(place), AlignDevicesHook(execution_device=torch.device(place)))  # type: ignore
+        assert backbone.device.type == first
+        assert {weight.device.type for weight in backbone.model.parameters()} == {"cpu", NAME}
+        heads = {method: METHODS[method].build(backbone) for method in METHODS}
+        for drafter in (None, "ngram", heads["eagle3"]):
+            together = Generator(backbone, drafter).generate(prompts, **options)
+            assert [output.tokens for output in together] == expected
+            assert Generator(backbone, drafter, compile=True).generate(prompts[0], **options).tokens == expected[0]
+        for head in heads.values():
+            assert Generator(backbone, head, tree="dynamic:3x2x5").generate(prompts[0], **options).tokens == expected[0]
+
+
+CASES = (mixtures, generation, sampling, training, spread)
 
 
 def main() -> None:

@@ -244,3 +244,20 @@ def test_weights_that_are_cut_are_named(tmp_path) -> None:
 def test_a_device_that_is_not_there_is_named(device: str, tmp_path) -> None:
     with pytest.raises(UserError, match=f"device {device}: cannot be used here"):
         load_backbone(str(tmp_path), device=device)
+
+
+def test_the_beginning_of_a_text_goes_in_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that knows what is causal, where all is seen; windows and eager attention take masks."""
+    assert not zoo.backbone("mistral").unmasked
+    assert not zoo.backbone(attention="eager").unmasked
+    backbone, ids = zoo.backbone(), torch.arange(3, 23).view(2, 10)
+    masked, bare = backbone.new_cache(2), backbone.new_cache(2)
+    seen = torch.ones(10, 10, dtype=torch.bool).tril()
+    with torch.no_grad():
+        expected = backbone.forward(ids, cache=masked, ancestors=seen, taps=(1,))
+        monkeypatch.setattr(backbone, "masks", lambda *given: pytest.fail("a mask was made"))
+        found = backbone.forward(ids, cache=bare, taps=(1,))
+    torch.testing.assert_close(found.last, expected.last)
+    torch.testing.assert_close(found.taps, expected.taps)
+    for ours, theirs in zip(bare.keys, masked.keys, strict=True):
+        torch.testing.assert_close(ours[:, :, :10], theirs[:, :, :10])

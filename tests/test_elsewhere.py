@@ -24,6 +24,6 @@ def told() -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("case", ["mixtures", "generation", "sampling", "training"])
+@pytest.mark.parametrize("case", ["mixtures", "generation", "sampling", "training", "spread"])
 def test_nothing_of_the_cpu_is_met_elsewhere(told: str, case: str) -> None:
     assert f"ok {case}" in told.splitlines(), told

@@ -152,6 +152,7 @@ def test_prompts_beyond_the_turn_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     ids = torch.randint(3, zoo.VOCAB, (1, 40), generator=torch.Generator().manual_seed(1))
     whole = Generator(backbone, "ngram").generate(ids, max_new_tokens=8, do_sample=False).tokens
     monkeypatch.setattr("headstart.inference.generator.PREFILL", 7)
+    monkeypatch.setattr("headstart.inference.prefill.WHOLE", 0)
     assert Generator(backbone, "ngram").generate(ids, max_new_tokens=8, do_sample=False).tokens == whole
 
 

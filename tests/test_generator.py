@@ -388,6 +388,7 @@ class Told(Scripted):
 def test_drafters_are_told_the_truth(form: str, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of the whole text and the token behind each position, however prefill is cut and drafts fare."""
     monkeypatch.setattr(module, "PREFILL", pieces)
+    monkeypatch.setattr("headstart.inference.prefill.WHOLE", 0)
     prompt, expected = prompt_of(13), list(reference("mistral", 13))
     drafter = Told(prompt + expected, LUCK["half"], FORMS[form]())
     output = Generator(backbone("mistral"), drafter).generate(prompt, max_new_tokens=NEW, **NO_END)

@@ -20,6 +20,7 @@ from headstart import Backbone, Generator, UserError, load_backbone, load_head
 from headstart.heads.format import save_head
 from headstart.heads.forms import matrix_of, weights_hash
 from headstart.heads.methods import METHODS
+from headstart.options import BackboneOptions, backbone_of
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 9, 10, 7, 8]])
 NEW = 14
@@ -393,3 +394,14 @@ def test_why_there_is_no_tokenizer_is_said_when_it_is_needed(tmp_path: Path) -> 
     with pytest.raises(UserError, match=f"{tmp_path}: no tokenizer could be loaded"):
         backbone.encode("red sun")
     assert transformers.AutoConfig.from_pretrained(tmp_path).model_type == "llama"
+
+
+def test_flags_ask_for_quantised_weights_and_a_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("headstart.heads.load.find_spec", lambda name: None)
+    for form, package in (("8bit", "bitsandbytes"), ("4bit", "bitsandbytes"), ("int8", "torchao")):
+        with pytest.raises(UserError, match=f"quantize={form} needs {package}: pip install {package}"):
+            backbone_of(BackboneOptions(backbone=str(tmp_path), quantize=form))  # type: ignore[arg-type]
+    zoo.model().save_pretrained(tmp_path)
+    zoo.tokenizer().save_pretrained(tmp_path)
+    backbone = backbone_of(BackboneOptions(backbone=str(tmp_path), device_map="auto"))
+    assert ours(backbone, "ngram") == own(zoo.model())
