@@ -337,7 +337,8 @@ class Backbone:
 
     def tapping(self, taps: Sequence[int]) -> Tapping:
         """What keeps these hidden states of a forward; the same one each time."""
-        return self._tappings.setdefault(tuple(taps), Tapping(self._layers, taps))
+        stream = getattr(self.config, "altup_active_idx", 0)
+        return self._tappings.setdefault(tuple(taps), Tapping(self._layers, taps, stream))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         weight, states = getattr(self._projection, "weight", None), hidden

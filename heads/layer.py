@@ -94,7 +94,7 @@ class LayerConfig(HeadConfig):
             "num_attention_heads": heads,
             "num_key_value_heads": _first(config, "num_key_value_heads") or heads,
             "head_dim": _first(config, "head_dim") or width // heads,
-            "intermediate_size": _first(config, "intermediate_size") or 4 * width,
+            "intermediate_size": _widest(_first(config, "intermediate_size")) or 4 * width,
             "hidden_act": act if act in ACT2FN else "silu",
             "rms_norm_eps": _first(config, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon") or 1e-6,
             "attention_bias": _has(backbone, "q_proj.bias"),
@@ -287,6 +287,11 @@ def _attend_block(
     mixed = weights[..., :seen].reshape(groups, -1, seen) @ values.transpose(0, 1)  # (k, m * g, h)
     mixed = mixed.view(groups, count, -1, head_dim) + weights[..., seen:] @ ahead_values.permute(2, 0, 1, 3)
     return mixed.transpose(0, 1).reshape(count, heads * head_dim)
+
+
+def _widest(value: Any) -> Any:
+    """The largest, where a config says one for each layer."""
+    return max(value) if isinstance(value, list | tuple) else value
 
 
 def _first(config: Any, *names: str) -> Any:

@@ -24,9 +24,11 @@ class Tapping:
     Args:
         layers: of the decoder.
         taps: numbers of hidden states: 0 is what goes into the first layer, k what comes out of layer k - 1.
+        stream: which of several states a layer hands on side by side, (streams, B, T, H), where it does (AltUp).
     """
 
-    def __init__(self, layers: nn.ModuleList, taps: Sequence[int]) -> None:
+    def __init__(self, layers: nn.ModuleList, taps: Sequence[int], stream: int = 0) -> None:
+        self.stream = stream
         self.kept: list[Tensor | None] = [None] * len(taps)
         self._number, self._hooks = next(_numbers), list[tuple[nn.Module, bool, Any]]()
         for place, k in enumerate(taps):
@@ -55,7 +57,7 @@ class Tapping:
         states = []
         for place, kept in enumerate(self.kept):
             assert kept is not None, "a layer was not run"
-            states.append(kept.to(device))
+            states.append((kept[self.stream] if kept.ndim == 4 else kept).to(device))
             self.kept[place] = None
         return torch.cat(states, -1)
 

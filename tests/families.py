@@ -23,6 +23,10 @@ COMMON: dict[str, Any] = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 GPT2 = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 256}
 MIXED = ["sliding_attention", "full_attention"] * 2
+PER_LAYER = {
+    "head_dim": 8, "sliding_window": 8, "layer_types": MIXED, "vocab_size_per_layer_input": zoo.VOCAB,
+    "hidden_size_per_layer_input": 8, "activation_sparsity_pattern": [0.0] * 4,
+}  # fmt: skip
 LATENT = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
     "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 24,
@@ -53,6 +57,10 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-linear": ("Llama", scaled("linear")),
     "llama-dynamic": ("Llama", scaled("dynamic")),
     "llama-yarn": ("Llama", scaled("yarn", original_max_position_embeddings=64)),
+    "llama-proportional": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
     "llama-llama3": (
         "Llama",
         scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
@@ -67,6 +75,11 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {"head_dim": 16}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}),
     "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "layer_types": MIXED}),
+    "gemma3n": (
+        "Gemma3n",
+        {**PER_LAYER, "num_kv_shared_layers": 0, "laurel_rank": 4, "altup_num_inputs": 2},
+    ),
+    "gemma4": ("Gemma4", {**PER_LAYER, "num_kv_shared_layers": 2, "global_head_dim": 8}),
     "phi": ("Phi", {"partial_rotary_factor": 0.5}),
     "phi3": ("Phi3", {"sliding_window": 8}),
     "phi3-longrope": ("Phi3", {**LONGROPE, "original_max_position_embeddings": 20, "sliding_window": None}),

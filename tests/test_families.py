@@ -13,6 +13,7 @@ import torch
 import transformers
 from test_heads import CASES
 from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import zoo
 from headstart import Backbone, Generator, UserError, load_head
@@ -188,3 +189,8 @@ def test_what_cannot_be_rolled_back_is_refused_by_layer(prefix: str) -> None:
         model = getattr(transformers, f"{prefix}ForCausalLM")(config)
     with pytest.raises(UserError, match=REFUSED[prefix]):
         Backbone(model)
+
+
+def test_every_scaling_of_rotary_factors_has_a_row() -> None:
+    known = [families.config(name).rope_parameters or {} for name in families.ROWS if name.startswith(("llama", "phi"))]
+    assert set(ROPE_INIT_FUNCTIONS) <= {found.get("rope_type") for found in known}
