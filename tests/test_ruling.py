@@ -76,7 +76,7 @@ class Slots:
 class Made:
     """A backbone whose hidden state is the number of the text that it has seen."""
 
-    vocab_size, max_positions, device, name = V, 99, CPU, "made"
+    vocab_size, max_positions, device, name, unmasked = V, 99, CPU, "made", False
 
     def __init__(self, seed: int = 1) -> None:
         self.seed, self.texts = seed, list[Text]()
