@@ -40,7 +40,7 @@ def _turn(backbone: Backbone, settings: RegenerateSettings, talks: Sequence[Talk
         top_k=settings.top_k,
         seed=settings.seed,
         samples=[talk.number for talk, _ in going],
-        on_step=lambda _: on_step(),
+        on_step=on_step,
     )
     for (talk, _), answer in zip(going, answers, strict=True):
         talk.take(_answer_of(backbone, answer), settings.keep_cut)
@@ -60,6 +60,8 @@ def _prompt(backbone: Backbone, talk: Talk) -> list[int]:
 
 
 def _answer_of(backbone: Backbone, answer: list[int]) -> Answer:
+    if not answer:
+        return Answer("", "overflow")
     ended = answer[-1] in backbone.eos_token_ids
     text = backbone.tokenizer.decode(
         answer[:-1] if ended else answer, skip_special_tokens=False, clean_up_tokenization_spaces=False

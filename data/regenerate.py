@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..heads.backbone import Backbone
 
 FORMAT = 3  # counts up when the same settings would give another file
+DECODER = 2  # and this, where a backbone in this process would give another one
 Work = Callable[[int, list[int]], list[dict[str, Any]]]
 FIELDS = ("number", "messages", "finish", "detail")
 
@@ -219,7 +220,7 @@ def _record(writer: Backbone | Endpoint, settings: RegenerateSettings) -> dict[s
         who = {"model": writer.model, "body": writer.extra}
     else:
         weights = {"name": writer.name, "weights": writer.fingerprint(), "dtype": str(writer.dtype)}
-        who = {"backbone": weights, "tokenizer": chat.fingerprint(writer.tokenizer)}
+        who = {"backbone": weights, "tokenizer": chat.fingerprint(writer.tokenizer), "decoder": DECODER}
     inputs = [source.identity() for source in sources_of(settings.input)]
     return {"verb": "regenerate", "format": FORMAT, **who, "input": inputs, **options}
 

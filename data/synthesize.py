@@ -26,7 +26,7 @@ from .quality import NearDuplicates
 from .topics import LANGUAGES, read_topics
 from .writing import Row, Writer
 
-FORMAT = 3  # counts up when the same settings would give another file
+FORMAT = 4  # counts up when the same settings would give another file
 FIELDS = ("messages", "kind", "topic", "language", "answers", "finish", "tokens")
 
 

@@ -19,6 +19,7 @@ WHY = {
     "dropped": "cut off at the limit, and dropped",
     "context": "ended at the backbone's context",
     "empty": "ended by an empty answer",
+    "overflow": "left no token to choose (the backbone overflows)",
     "refused": "refused by the chat template",
     "rejected": "refused by the endpoint",
     "failed": "not answered by the endpoint",

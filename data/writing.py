@@ -126,7 +126,7 @@ class Writer:
             seed=self._noise(STREAMS),
             samples=[row["number"] * 64 + place for row, place in asked],
             give_up=lambda _, tokens: repeats_last(tokens, LOOP),
-            on_step=lambda _: self.on_step(),
+            on_step=self.on_step,
         )
         for row in rows:
             of_row = [tokens for (owner, _), tokens in zip(asked, written, strict=True) if owner is row]
@@ -139,7 +139,7 @@ class Writer:
         """A section as text, up to its last whole sentence before a loop; empty if that is too little."""
         loops = repeats_ngram(tokens, LOOP)  # since its last token, where the loop was seen
         tokens = tokens[:-LOOP] if loops else tokens
-        ended = not loops and tokens[-1] in self.backbone.eos_token_ids
+        ended = bool(tokens) and not loops and tokens[-1] in self.backbone.eos_token_ids
         text = self.opening.text(tokens[:-1] if ended else tokens).strip()
         if not ended:
             text = text[: max(map(text.rfind, (". ", ".\n", "! ", "? "))) + 1]
@@ -169,7 +169,7 @@ class Writer:
             seed=self._noise(2 * turn),
             samples=[row["number"] for row, _, _ in live],
             eos=self.opening.end_tokens,
-            on_step=lambda _: self.on_step(),
+            on_step=self.on_step,
         )
         asked = []
         for (row, first, _), tokens in zip(live, said, strict=True):
@@ -205,11 +205,11 @@ class Writer:
             seed=self._noise(2 * turn + 1),
             samples=[row["number"] for row in rows],
             give_up=lambda _, tokens: repeats_last(tokens, LOOP),  # it would be dropped for that anyway
-            on_step=lambda _: self.on_step(),
+            on_step=self.on_step,
         )
         for place, tokens in zip(fitting, answers, strict=True):
             row, words = asked[place]
-            stopped = tokens[-1] in backbone.eos_token_ids
+            stopped = bool(tokens) and tokens[-1] in backbone.eos_token_ids
             text = self.opening.text(tokens[:-1] if stopped else tokens).strip()
             reason = answer_fault(text, tokens, self.opening.special, row["language"])
             if turn == 0:

@@ -59,23 +59,23 @@ class Engine:
         tree: Shape | str | None = None,
         rule: str = MATCH,
     ) -> None:
-        self._set_up(Intake(backbone, drafter, tree, rule), max_rows, max_tokens)
+        self._set_up(Intake(backbone, drafter, tree, rule), max_rows, max_tokens, PREFILL)
 
     @classmethod
-    def of(cls, intake: Intake, max_rows: int, max_tokens: int | None = None) -> Engine:
-        """An engine for what a `Generator` has read already."""
+    def of(cls, intake: Intake, max_rows: int, max_tokens: int | None = None, prefill: int | None = None) -> Engine:
+        """An engine for what a `Generator` has read already; `prefill`: prompt tokens of one step."""
         engine = cls.__new__(cls)
-        engine._set_up(intake, max_rows, max_tokens)
+        engine._set_up(intake, max_rows, max_tokens, prefill or PREFILL)
         return engine
 
     @torch.inference_mode()
-    def _set_up(self, intake: Intake, max_rows: int, max_tokens: int | None) -> None:
+    def _set_up(self, intake: Intake, max_rows: int, max_tokens: int | None, prefill: int) -> None:
         if max_rows < 1:
             raise UserError(f"max_rows is {max_rows}; at least 1 is needed")
         if max_tokens is not None and max_tokens < 1:
             raise UserError(f"max_tokens is {max_tokens}; at least 1 slot is needed")
         backbone, drafter = intake.backbone, intake.factory(intake.rule)()
-        self._intake, self._taps = intake, drafter.taps
+        self._intake, self._taps, self._prefill = intake, drafter.taps, prefill
         self.max_rows = max_rows if intake.together else 1
         self.max_tokens = max_tokens or self.max_rows * (min(backbone.max_positions, LONG) + intake.width)
         self._waiting: deque[Request] = deque()
@@ -284,7 +284,7 @@ class Engine:
         mark, backbone, begin = perf_counter(), self._intake.backbone, self._decoding
         rows = self._rows[begin:]
         cache = self._slots.lend(begin, len(self._rows))
-        width = min(max(1, PREFILL // len(rows)), cache.capacity - max(cache.lengths))
+        width = min(max(1, self._prefill // len(rows)), cache.capacity - max(cache.lengths))
         pieces = [row.text[row.read : row.read + width] for row in rows]
         counts = list(map(len, pieces))
         features = backbone.forward(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import random
 import signal
@@ -106,9 +107,12 @@ def test_sampled_answers_depend_on_seed_and_place_alone(writer: Backbone, settin
     assert made(top_k=1) == [said for said, _ in naive(writer, settings, True)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_interrupted_run_ends_with_the_same_bytes(
-    writer: Backbone, settings: RegenerateSettings, monkeypatch: pytest.MonkeyPatch
+    writer: Backbone, dtype: torch.dtype, settings: RegenerateSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if dtype != torch.float32:
+        writer = Backbone(copy.deepcopy(writer.model).to(dtype), writer.tokenizer, name=writer.name)
     regenerate(writer, settings)
     whole = settings.out.read_bytes()
     settings.out.unlink()
@@ -130,7 +134,25 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
     assert settings.out.read_bytes() == whole
     assert calls.count(calls[0]) == 1  # a finished group is not computed again
     assert calls[1] == calls[2]  # an interrupted one is, as a whole
-    assert calls[3:] == 5 * [calls[3]]  # from its first turn: one of the interruptions came in its second
+    if dtype == torch.float32:
+        assert calls[3:] == 5 * [calls[3]]  # from its first turn: one of the interruptions came in its second
+
+
+def test_a_chat_whose_numbers_overflow_ends_there(
+    writer: Backbone, settings: RegenerateSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = module.decode_group
+
+    def overflowing(*arguments: Any, **options: Any) -> Any:
+        answers = plain(*arguments, **options)
+        return [[] if number == 2 else tokens for number, tokens in zip(options["samples"], answers, strict=True)]
+
+    settings = replace(settings, keep_cut=True)
+    expected = naive(writer, settings, True)
+    monkeypatch.setattr(module, "decode_group", overflowing)
+    regenerate(writer, settings)
+    assert "row 3: left no token to choose" in capsys.readouterr().out
+    assert [row["messages"] for row in read_jsonl(settings.out)] == [said for said, _ in expected[:2] + expected[3:]]
 
 
 def test_the_same_again_is_there_already(
