@@ -44,10 +44,12 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["medusa", "eagle3"])
 def expected(request, rows, tmp_path_factory):
-    """A recipe of forwards of one row, and the run of one process with a forward a step."""
+    """A recipe of forwards of one row, and the run of one process with a forward a step; the draft vocabulary is
+    counted, and has to be the same on every process."""
     folder = tmp_path_factory.mktemp(request.param)
     launches.backbone(folder / "backbone")
-    path = launches.recipe(folder, rows, request.param, save__every=3, optim__max_steps=16, evaluate__every=5)
+    changes = {"save__every": 3, "optim__max_steps": 16, "evaluate__every": 5, "draft_vocab": 40}
+    path = launches.recipe(folder, rows, request.param, **changes)
     return path, launches.alone(path, folder / "alone", {"batch.forward_rows": "null"})
 
 

@@ -21,6 +21,7 @@ from headstart.training import loop, losses, sheet
 from headstart.training.batches import Rows
 from headstart.training.loop import train
 from headstart.training.losses import Loss
+from headstart.training.plan import plan
 from headstart.training.recipe import OptimSettings, load_recipe
 from headstart.training.schedule import Schedule
 from headstart.training.setup import set_up
@@ -276,7 +277,7 @@ def test_rows_without_supervision_never_start(rows, tmp_path, monkeypatch):
         ({"head.num_head": 3}, "unknown setting head.num_head.*did you mean num_heads?"),
         ({"head.draft_vocab_size": 3}, "set draft_vocab instead"),
         ({"head.num_heads": "many"}, "num_heads"),
-        ({"draft_vocab": 9999}, "a draft vocabulary of 9999 tokens"),
+        ({"draft_vocab": 9999}, "draft_vocab is 9999; .* has 96 tokens"),
         ({"data.train": ["missing.jsonl"]}, "missing.jsonl: no such file"),
         ({"data.train": []}, "no file of chats"),
         ({"loss.depths": 7}, "loss.depths is 7; the medusa head has 2 depths"),
@@ -290,6 +291,27 @@ def test_what_is_wrong_is_said_before_anything_is_written(changes, said, rows, t
     with pytest.raises(UserError, match=said):
         train(runs.recipe(tmp_path / "run", rows), changes, backbone=zoo.backbone())
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"loss.name": "smooth_l1", "head.projection": "own"}, "smooth_l1, which compares .* this medusa head"),
+        ({"loss.terms": {"soft": 1.0, "smooth_l1": 0.1}, "method": "hydra"}, "smooth_l1, .* this hydra head"),
+        ({"loss.name": "top_k", "loss.k": 41, "draft_vocab": 40}, "loss.k is 41; the head proposes 40 tokens"),
+        ({"loss.weights": [1.0, 2.0, 3.0]}, "loss.weights has 3 weights; the depths trained are 2"),
+        ({"loss.depths": 7}, "loss.depths is 7; the medusa head has 2 depths"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_loss_that_does_not_fit_is_refused_before_work_starts(changes, said, rows, tmp_path, monkeypatch):
+    """Chats are prepared and features computed behind it, which may take hours; a plan refuses it, too."""
+    recipe = runs.recipe(tmp_path / "run", rows)
+    with pytest.raises(UserError, match=said):
+        plan(recipe, changes, backbone=zoo.backbone())
+    monkeypatch.setattr("headstart.training.setup.prepared_rows", lambda *_: pytest.fail("rows were prepared"))
+    with pytest.raises(UserError, match=said):
+        train(recipe, changes, backbone=zoo.backbone())
 
 
 # --- what is said ---------------------------------------------------------------------------------------------------

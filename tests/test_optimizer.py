@@ -52,6 +52,18 @@ def test_muon_moves_inner_matrices_by_an_orthogonal_step() -> None:
     assert {len(part.param_groups[0]["params"]) for part in optimizer.parts} != {0}
 
 
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [("eagle3", {"embedding": "own"}), ("medusa", {"projection": "own"}), ("hydra", {"projection": "own"})],
+)
+def test_matrices_with_a_row_for_each_token_are_not_muons(method: str, fields: dict[str, str]) -> None:
+    one = TRAINABLE[method].build(zoo.backbone(), **fields)
+    muon, adamw = build_optimizer(one, OptimSettings(name="muon")).parts
+    rows = [{len(p) for group in part.param_groups for p in group["params"] if p.ndim == 2} for part in (muon, adamw)]
+    assert zoo.VOCAB not in rows[0]
+    assert rows[1] == {zoo.VOCAB}
+
+
 def test_a_rate_set_on_the_whole_reaches_its_parts() -> None:
     one = head()
     optimizer = build_optimizer(one, OptimSettings(name="muon"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import runs
 import torch
 
 import zoo
@@ -14,6 +16,8 @@ from headstart.heads.format import load_head, provenance_of, save_head
 from headstart.heads.methods import METHODS, TRAINABLE
 from headstart.heads.prune import prune, revocab
 from headstart.heads.vocab import DraftVocab
+from headstart.training.coverage import Coverage, VocabSettings
+from headstart.training.setup import set_up
 
 
 def trained(method, size=40):
@@ -81,7 +85,7 @@ def test_the_command_line_tells_coverage_and_prunes(tmp_path, monkeypatch, capsy
     monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("headstart.heads.load.load_tokenizer", lambda *args, **keywords: zoo.tokenizer())
     common = ["data", "vocab", "--backbone", "tiny", "--input", str(chats), "--held-out", "0.2"]
-    assert main([*common, "--sizes", "4", "20"]) == 0
+    assert main([*common, "--sizes", "20", "4", "20"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     table = {line[0]: [float(share.rstrip("%")) for share in line[1:]] for line in lines[-3:]}
     assert list(table) == ["4", "20", "96"]
@@ -96,3 +100,27 @@ def test_the_command_line_tells_coverage_and_prunes(tmp_path, monkeypatch, capsy
     assert provenance_of(tmp_path / "small") == {"steps": 7, "pruned": True}
     assert main([*common, *prunes[:2]]) == 2
     assert "--head, --keep and --out belong together" in capsys.readouterr().err
+
+
+def test_coverage_of_rows_that_have_little():
+    """Nothing held out is no share of 0; a size is told once, and none is larger than what there is."""
+    counts = torch.tensor([0, 4, 4, 2, 0])
+    coverage = Coverage(train=counts, held_out=torch.zeros_like(counts))
+    told = [line.split() for line in coverage.table([2, 1, 2]).splitlines()[-3:]]
+    assert told == [["1", "40.00%", "-"], ["2", "80.00%", "-"], ["5", "100.00%", "-"]]
+    assert coverage.vocab(1).ids.tolist() == [1]
+    assert coverage.vocab(4).ids.tolist() == [0, 1, 2, 3]
+    with pytest.raises(UserError, match="--sizes has 6; the tokenizer has 5 tokens"):
+        coverage.table([2, 6])
+    for wrong in ({"sizes": [0]}, {"keep": 0, "head": "x", "out": Path("y")}):
+        with pytest.raises(UserError, match="expected (numbers|a number) of 1 or more"):
+            VocabSettings(**wrong)
+
+
+def test_coverage_counts_what_training_counts(tmp_path):
+    """The draft vocabulary of each size is the one that a run of the same rows begins with."""
+    folder = runs.prepared(tmp_path)
+    settings = VocabSettings(input=[str(folder)], held_out=0.2)
+    coverage = Coverage.of(settings, zoo.tokenizer())
+    setup = set_up(runs.recipe(tmp_path / "run", folder, draft_vocab=17), zoo.backbone())
+    assert coverage.vocab(17).ids.tolist() == setup.head.vocab.ids.tolist()

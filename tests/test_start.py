@@ -18,7 +18,7 @@ from headstart.heads.methods import METHODS
 from headstart.training.batches import Rows
 from headstart.training.loop import train
 from headstart.training.recipe import Recipe
-from headstart.training.start import counted, first_head
+from headstart.training.start import counted, first_head, trained_head
 
 ROWS = Rows.from_lists([[50, 51, 52, 50, 51, 50, 7]], [[0, 1, 1, 1, 1, 1, 0]])  # other tokens than the head has
 
@@ -38,7 +38,8 @@ def stored(tmp_path):
 
 def begun(tmp_path, stored, **changes):
     recipe = Recipe(backbone="tiny", run=tmp_path / "run", start=str(stored[0]), **changes)
-    return first_head(recipe, METHODS[recipe.method], zoo.backbone(), ROWS)
+    backbone = zoo.backbone()
+    return first_head(recipe, METHODS[recipe.method], backbone, ROWS, trained_head(recipe, backbone))
 
 
 @pytest.mark.parametrize("draft_vocab", [None, 40])

@@ -45,6 +45,8 @@ class VocabSettings:
         wrong = [size for size in self.sizes if size < 1]
         if wrong:
             raise UserError(f"--sizes has {wrong[0]}; expected numbers of 1 or more")
+        if self.keep is not None and self.keep < 1:
+            raise UserError(f"--keep is {self.keep}; expected a number of 1 or more")
 
 
 @dataclass
@@ -61,22 +63,22 @@ class Coverage:
         """Count the rows that training would count.
 
         Args:
-            tokenizer: of the backbone; V is the number of its tokens.
+            tokenizer: of the backbone; V is one more than its highest id.
         """
         data = DataSettings(train=settings.input, max_length=settings.max_length, held_out=settings.held_out)
         prepared = prepared_rows(data, tokenizer)
-        return cls(*(_counts(rows, len(tokenizer)) for rows in prepared.parted(data.held_out, data.max_length)))
+        vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps
+        return cls(*(_counts(rows, vocab_size) for rows in prepared.parted(data.held_out, data.max_length)))
 
     def vocab(self, size: int) -> DraftVocab:
         """The draft vocabulary of this size, as training counts it."""
         return DraftVocab.frequent(self.train, size)
 
     def shares(self, size: int) -> tuple[float, float]:
-        """Shares of the supervised tokens, trained on and held out, that a vocabulary of this size covers."""
+        """Shares of the supervised tokens, trained on and held out, that a vocabulary of this size covers; nan: of
+        none."""
         ids = self.vocab(size).ids
-        train, held_out = (
-            float(counts[ids].sum() / counts.sum().clamp(min=1)) for counts in (self.train, self.held_out)
-        )
+        train, held_out = (float(counts[ids].sum() / counts.sum()) for counts in (self.train, self.held_out))
         return train, held_out
 
     def pruned(self, head: DraftHead, keep: int) -> DraftHead:
@@ -94,14 +96,24 @@ class Coverage:
         return prune(head, DraftVocab(head.vocab.ids[chosen], head.vocab.vocab_size))
 
     def table(self, sizes: list[int]) -> str:
-        """The shares, a line a size."""
+        """The shares, a line a size; that of all tokens comes last.
+
+        Raises:
+            UserError: a size is larger.
+        """
         seen, whole = int((self.train > 0).sum()), len(self.train)
-        sizes = [size for size in sizes or [1024 << i for i in range(12)] if size < whole] + [whole]
-        lines = [f"{int(self.train.sum()):,} supervised tokens trained on, {seen:,} of {whole:,} different ones;"]
-        lines += [f"{int(self.held_out.sum()):,} held out", "", f"{'draft_vocab':>11}  trained on  held out"]
-        for size in sizes:
-            train, held_out = self.shares(size)
-            lines.append(f"{size:>11,}  {100 * train:9.2f}%  {100 * held_out:7.2f}%")
+        if max(sizes, default=0) > whole:
+            raise UserError(f"--sizes has {max(sizes)}; the tokenizer has {whole} tokens")
+        lines = [
+            f"{int(self.train.sum()):,} supervised tokens trained on, {seen:,} of {whole:,} different ones;",
+            f"{int(self.held_out.sum()):,} held out",
+            "",
+            f"{'draft_vocab':>11}  trained on  held out",
+        ]
+        doubles = [1024 << i for i in range(12)]
+        for size in sorted({*(sizes or [size for size in doubles if size < whole]), whole}):
+            train, held_out = (f"{100 * share:.2f}%" if share == share else "-" for share in self.shares(size))
+            lines.append(f"{size:>11,}  {train:>10}  {held_out:>8}")
         return "\n".join(lines)
 
 

@@ -53,20 +53,13 @@ class Objective(nn.Module):
         autocast: whether the head's matrix products run in bf16; its weights stay fp32.
 
     Raises:
-        UserError: more or fewer depths are asked for than the head has or than have weights, or a loss does not fit.
+        UserError: as `depths_of`.
     """
 
     def __init__(self, head: DraftHead, settings: LossSettings, *, autocast: bool = False) -> None:
         super().__init__()
-        limit = head.max_depth
-        if limit is not None and settings.depths not in (None, limit):
-            raise UserError(
-                f"loss.depths is {settings.depths}; the {head.method} head has {limit} depths, and each of them has to "
-                "be trained: leave loss.depths out, or make the head another (num_heads)"
-            )
         self.head = head
-        self.depths = settings.depths or limit or DEPTHS
-        _check(settings, head)
+        self.depths = depths_of(settings, head)
         self.loss = Mixture.of(settings)
         self.settings = settings
         self.autocast = autocast
@@ -202,8 +195,16 @@ class _Teacher:
             return torch.cat([self.backbone.logits(part).to(exact(part)).logsumexp(-1) for part in parts])
 
 
-def _check(settings: LossSettings, head: DraftHead) -> None:
-    """Refuse losses that the head has nothing for."""
+def depths_of(settings: LossSettings, head: DraftHead) -> int:
+    """Depths that are trained.
+
+    Args:
+        head: whose losses these are to be; its shape is enough.
+
+    Raises:
+        UserError: a loss has nothing to compare in this head, or more tokens than it proposes; there are more or fewer
+            depths than the head has, or than have weights.
+    """
     for name in named(settings):
         if LOSSES[name].features and not head.regresses:
             raise UserError(
@@ -212,9 +213,17 @@ def _check(settings: LossSettings, head: DraftHead) -> None:
             )
         if name == "top_k" and settings.k > head.vocab.size:
             raise UserError(f"loss.k is {settings.k}; the head proposes {head.vocab.size} tokens: choose no more")
+    limit = head.max_depth
+    if limit is not None and settings.depths not in (None, limit):
+        raise UserError(
+            f"loss.depths is {settings.depths}; the {head.method} head has {limit} depths, and each of them has to "
+            "be trained: leave loss.depths out, or make the head another (num_heads)"
+        )
+    depths = settings.depths or limit or DEPTHS
+    if settings.weights and len(settings.weights) != depths:
+        raise UserError(f"loss.weights has {len(settings.weights)} weights; the depths trained are {depths}")
+    return depths
 
 
 def _weights(settings: LossSettings, depths: int) -> list[float]:
-    if settings.weights and len(settings.weights) != depths:
-        raise UserError(f"loss.weights has {len(settings.weights)} weights; the depths trained are {depths}")
     return settings.weights or [settings.decay**depth for depth in range(depths)]

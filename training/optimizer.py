@@ -17,6 +17,7 @@ from ..heads.base import DraftHead
 from .recipe import OptimSettings
 
 Group = dict[str, Any]
+BY_TOKEN = ("lm_head", "projections", "embed_tokens")  # first parts of the names of matrices with a row for each token
 
 
 def build_optimizer(
@@ -42,8 +43,9 @@ def build_optimizer(
 
 
 def by_muon(settings: OptimSettings, name: str, weight: nn.Parameter) -> bool:
-    """Does Muon move this weight of a head? It moves inner matrices, if it is asked for."""
-    return settings.name == "muon" and weight.ndim == 2 and not name.startswith("lm_head")
+    """Does Muon move this weight of a head? It moves matrices from states to states, if it is asked for; those with a
+    row for each token are AdamW's."""
+    return settings.name == "muon" and weight.ndim == 2 and not name.startswith(BY_TOKEN)
 
 
 class Joint(Optimizer):

@@ -30,7 +30,7 @@ from .batches import Batches, Rows, anchors, collate
 from .calibration import LOOKED_AT, calibrated
 from .lora import adapt
 from .memory import LAYOUTS, Shape, adapter_bytes, free_bytes, head_bytes, moment_bytes, parts, resident
-from .objective import DEPTHS
+from .objective import depths_of
 from .recipe import Recipe, load_recipe
 from .rows import prepared_rows
 from .schedule import Schedule
@@ -169,7 +169,7 @@ def _shape(recipe: Recipe, sketch: Backbone, rows: Rows, device: torch.device, s
     head = load_head(recipe.start) if recipe.start else sketch_head(recipe, sketch)
     if recipe.lora.rank is not None:
         adapt(head, recipe.lora)
-    depths = recipe.loss.depths or head.max_depth or DEPTHS
+    depths = depths_of(recipe.loss, head)
     positions, found = _largest(recipe, rows, depths, settings.processes)
     dtype = precision_of(recipe, device) if sketch.device.type == "meta" else sketch.dtype
     return Shape(

@@ -31,13 +31,13 @@ from .batches import Batches, Rows
 from .cached import features_of
 from .distilled import Distilled
 from .layout import Layout
-from .objective import Objective
+from .objective import Objective, depths_of
 from .optimizer import build_optimizer
 from .processes import in_step, in_turns, layout_of, meet, same_on_all
 from .recipe import Recipe
 from .rows import prepared_rows, template_of
 from .schedule import Schedule
-from .start import first_adapter, first_head
+from .start import first_adapter, first_head, trained_head
 
 
 @dataclass
@@ -109,10 +109,13 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     weights = weights_hash(backbone.model) if recipe.data.cache is not None else ""
     backbone.model.requires_grad_(False)
     layout.shard(backbone)
+    trained = trained_head(recipe, backbone)
+    # whatever does not fit is said before rows are prepared, and features computed
+    depths_of(recipe.loss, trained or sketch_head(recipe, backbone))
     prepared = in_turns(accelerator, lambda: prepared_rows(recipe.data, backbone))
     rows, held_out = prepared.parted(recipe.data.held_out, recipe.data.max_length)
     batches = Batches(rows, recipe.batch, recipe.seed, rank=accelerator.process_index, world=accelerator.num_processes)
-    head = first_head(recipe, method, backbone, rows)
+    head = first_head(recipe, method, backbone, rows, trained)
     head.config.template_hash = template_of(recipe.data) or head.config.template_hash
     if recipe.data.cache is not None:
         reads, together = Reads.of(head), partial(in_step, layout, backbone)

@@ -18,16 +18,46 @@ from .lora import adapt
 from .recipe import Recipe
 
 
-def first_head(recipe: Recipe, method: type[DraftHead], backbone: Backbone, rows: Rows) -> DraftHead:
-    """The head of a run before its first step, in fp32 and in training mode.
+def trained_head(recipe: Recipe, backbone: Backbone) -> DraftHead | None:
+    """The head that a run is to begin with, in fp32, as it was trained; None: a new one.
 
     Raises:
-        UserError: the head that the run is to begin with is missing, is another than the recipe describes, or has
-            another vocabulary.
+        UserError: it is missing, is another than the recipe describes, or has another vocabulary.
+    """
+    if recipe.start is None:
+        return None
+    head = load_head(recipe.start, backbone, dtype=torch.float32, adapter=False)
+    if head.method != recipe.method:
+        raise UserError(f"start is {recipe.start}, of method {head.method}; the recipe trains {recipe.method}")
+    config = dump(head.config)
+    for name, value in recipe.head.items():
+        if str(config[name]) != str(value):
+            raise UserError(
+                f"head.{name} is {value}; {recipe.start} has {config[name]}: leave it out, or begin with a new head"
+            )
+    if not recipe.new_vocab and recipe.draft_vocab not in (None, head.vocab.size):
+        raise UserError(
+            f"draft_vocab is {recipe.draft_vocab}; {recipe.start} has {head.vocab.size} tokens. Leave it out to keep "
+            "them, set new_vocab=true to count them anew, or prune the head first (headstart data vocab --head)"
+        )
+    return head
+
+
+def first_head(
+    recipe: Recipe, method: type[DraftHead], backbone: Backbone, rows: Rows, trained: DraftHead | None
+) -> DraftHead:
+    """The head of a run before its first step, in fp32 and in training mode.
+
+    Args:
+        trained: what it begins with. Its vocabulary stays as it is, since its rows mean these tokens, whatever the new
+            rows are like; unless the recipe asks for another.
     """
     torch.manual_seed(recipe.seed)
-    if recipe.start is not None:
-        head = _warm(recipe, recipe.start, backbone, rows)
+    if trained is not None:
+        head = trained
+        if recipe.new_vocab:
+            size = recipe.draft_vocab or head.vocab.size
+            head = revocab(head, counted(rows, backbone.vocab_size, size))
         if recipe.lora.rank is not None:
             adapt(head, recipe.lora)
         return head.train()
@@ -73,25 +103,3 @@ def first_adapter(recipe: Recipe, backbone: Backbone, head: DraftHead) -> lora.A
             made.remove()
             raise
     return made
-
-
-def _warm(recipe: Recipe, start: str, backbone: Backbone, rows: Rows) -> DraftHead:
-    """The trained head. Its vocabulary stays as it is: its rows mean these tokens, whatever the new rows are like."""
-    head = load_head(start, backbone, dtype=torch.float32, adapter=False)
-    if head.method != recipe.method:
-        raise UserError(f"start is {start}, of method {head.method}; the recipe trains {recipe.method}")
-    config = dump(head.config)
-    for name, value in recipe.head.items():
-        if str(config[name]) != str(value):
-            raise UserError(
-                f"head.{name} is {value}; {start} has {config[name]}: leave it out, or begin with a new head"
-            )
-    size = recipe.draft_vocab or head.vocab.size
-    if recipe.new_vocab:
-        return revocab(head, counted(rows, backbone.vocab_size, size))
-    if size != head.vocab.size:
-        raise UserError(
-            f"draft_vocab is {size}; {start} has {head.vocab.size} tokens. Leave it out to keep them, set "
-            "new_vocab=true to count them anew, or prune the head first (headstart data vocab --head)"
-        )
-    return head
