@@ -1,12 +1,14 @@
 """A bench against an earlier one: what got slower beyond noise.
 
-Answers to the same questions are compared, side by side and load by load. How far a figure may differ by chance is told
-by drawing the answers again and again (a bootstrap over questions, the same ones on both sides). A machine that was
-slower as a whole is seen at transformers' `generate`, one request at a time, where both runs have it: other sides are
-judged relative to it, and its own noise is in the band. A machine whose speed changes while a bench runs is seen at the
-other sides of transformers, whose code no change of ours touches: by as much as one of them differs, nothing is told.
-A bootstrap knows nothing of the hour: of the same code, two runs of one stretch each differed by up to half where the
-machine had other work. Only repetitions show that.
+Answers to the same questions are compared, side by side and load by load. A difference is told where it exceeds each of
+three kinds of noise:
+
+- between questions: the questions are drawn again and again, the same ones in both runs (a bootstrap);
+- between repetitions: how far those of each run lie apart, as Student's t of their logarithms has it. One repetition
+  tells nothing of that, so that with one a difference is said to be unknown, and not to be none;
+- of the machine: all is taken relative to the time of transformers' `generate`, one request at a time, in the same
+  repetition of the same run; and by as much as another side of transformers, whose code no change of ours touches,
+  differs between the runs, nothing is told of ours.
 
 Tokens a second are those of one stream, tokens / (end - asked), summed first; in a closed loop that is the throughput
 over the number of clients.
@@ -19,6 +21,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from ..errors import UserError
@@ -32,7 +35,12 @@ DRAWS = 400
 BAND = (2.5, 97.5)
 LEAST = 0.03  # what is below this is not told, however sure it is
 ENOUGH = 8  # answers in common, with less there is no telling
+STUDENT = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36)  # two-sided 95% for 2, 3, ... degrees of freedom; more are taken for 7
+THEIRS = ("generate", "lookup", "assisted")  # sides of transformers
 NAMES = ("load_report.json", "report.json")  # in the folder of a bench
+
+
+Answers = dict[str, dict[int, Answer]]  # by question and repetition
 
 
 class Change(NamedTuple):
@@ -43,12 +51,16 @@ class Change(NamedTuple):
     ratio: float
     low: float
     high: float
+    repeated: bool = True
+    """Whether both runs have repetitions, so that the band knows how far these lie apart."""
 
     @property
     def verdict(self) -> str:
-        if self.low > 1 and self.ratio > 1 + LEAST:
-            return "slower"
-        return "faster" if self.high < 1 and self.ratio < 1 - LEAST else "same"
+        """slower, faster, same, or unknown."""
+        slower, faster = self.low > 1 and self.ratio > 1 + LEAST, self.high < 1 and self.ratio < 1 - LEAST
+        if not slower and not faster:
+            return "same"
+        return "unknown" if not self.repeated else "slower" if slower else "faster"
 
 
 def read_report(path: Path) -> Report:
@@ -71,21 +83,17 @@ def read_report(path: Path) -> Report:
 
 def changes(now: Report, before: Report) -> list[Change]:
     """All figures that both have; those of `generate`, one at a time, as they are, the others relative to it."""
-    ours, theirs = _runs(now), _runs(before)
-    found = []
-    theirs_own = [one for one in ours if one[0] in ("generate", "lookup", "assisted")]
-    for name in sorted(ours, key=lambda one: one not in theirs_own):
-        if name not in theirs or len(common := sorted(ours[name].keys() & theirs[name].keys())) < ENOUGH:
-            continue
+    runs = [_runs(made) for made in (now, before)]
+    found: list[Change] = []
+    for name in sorted(runs[0].keys() & runs[1].keys(), key=lambda one: one[0] not in THEIRS):
         control = ("generate", "closed:1", name[2])
-        pairs = [(ours[name][key], theirs[name][key]) for key in common]
-        machine = [(one, theirs[control][key]) for key, one in ours.get(control, {}).items()
-                   if name != control and key in theirs.get(control, {})]  # fmt: skip
-        found += list(_changes(name, pairs, machine))
-    drift = max((abs(math.log(one.ratio)) for one in found if one.name in theirs_own and one.figure == SPEED
+        pair = Pair(*(_common(name, *runs)), *(_common(control, *runs) if name != control else ({}, {})))
+        if len(pair.now) >= ENOUGH:
+            found += _changes(name, pair)
+    drift = max((abs(math.log(one.ratio)) for one in found if one.name[0] in THEIRS and one.figure == SPEED
                  and one.name[:2] != ("generate", "closed:1")), default=0.0)  # fmt: skip
     wide = math.exp(drift)
-    return [one if one.name in theirs_own else one._replace(low=one.low / wide, high=one.high * wide) for one in found]
+    return [one if one.name[0] in THEIRS else one._replace(low=one.low / wide, high=one.high * wide) for one in found]
 
 
 def told(now: Report, before: Report) -> str:
@@ -95,13 +103,14 @@ def told(now: Report, before: Report) -> str:
     lines = [f"against a bench of {before.get('date', 'an unknown day')}"]
     lines += [f"  {key}: was {one.get(key)!r}, is {two.get(key)!r}" for key in differ]
     found = changes(now, before)
-    if any(len({answer[1] for answer in run["answers"]}) == 1 for made in (now, before) for run in made["runs"]):
-        lines.append("  measured once: how far two runs of the same differ is not known; --repeats 3 in both shows it")
     if not found:
         return "\n".join([*lines, f"  nothing to compare: no side has {ENOUGH} answers in common with it"])
     for verdict in ("slower", "faster"):
         some = [one for one in found if one.verdict == verdict]
         lines += [f"{verdict} beyond noise:" if some else f"nothing {verdict} beyond noise", *map(_line, some)]
+    if unknown := [one for one in found if one.verdict == "unknown"]:
+        lines += ["cannot tell, as one of the runs has no repetitions (--repeats 3 in both shows how these differ):"]
+        lines += map(_line, unknown)
     machine = [one for one in found if one.name[:2] == ("generate", "closed:1") and one.figure == SPEED]
     lines += [f"the machine, by generate alone: {one.ratio:.2f} times the time ({one.low:.2f} to {one.high:.2f})"
               for one in machine]  # fmt: skip
@@ -116,6 +125,7 @@ def _line(one: Change) -> str:
 
 # -- figures ---------------------------------------------------------------------------------------------------------
 
+Figure = Callable[[Sequence[Answer]], float | None]
 SPEED = "a token"
 
 
@@ -129,46 +139,88 @@ def _at(place: int, percent: int) -> Callable[[Sequence[Answer]], float | None]:
     return lambda answers: percentile([value for one in answers if (value := one[place]) is not None], percent)
 
 
-FIGURES: dict[str, Callable[[Sequence[Answer]], float | None]] = {
+FIGURES: dict[str, Figure] = {
     SPEED: _speed,
     **{f"{name} P{percent}": _at(place, percent)
        for place, name in ((1, "first token"), (2, "between tokens"), (3, "end")) for percent in (50, 90)},
 }  # fmt: skip
 
 
-def _changes(
-    name: Name, pairs: Sequence[tuple[Answer, Answer]], machine: Sequence[tuple[Answer, Answer]]
-) -> Iterator[Change]:
+class Pair(NamedTuple):
+    """One side in both runs: the answers to the questions that both have, and those that show the machine's speed, if
+    there are some."""
+
+    now: Answers
+    before: Answers
+    machine_now: Answers
+    machine_before: Answers
+
+    def ratio(self, of: Figure) -> float | None:
+        """The figure over that of before, in the machine's time."""
+        one, two = _value(of, self.now, self.machine_now), _value(of, self.before, self.machine_before)
+        return one / two if one and two else None
+
+    def drawn(self, chance: random.Random) -> Pair:
+        """The same with questions drawn at random."""
+        machine, own = self.machine_now.keys(), self.now.keys()
+        some = [chance.choices(sorted(keys), k=len(keys)) if keys else [] for keys in (own, machine)]
+        parts = zip(self, (some[0], some[0], some[1], some[1]), strict=True)
+        return Pair(*({str(place): answers[key] for place, key in enumerate(keys)} for answers, keys in parts))
+
+
+def _changes(name: Name, pair: Pair) -> Iterator[Change]:
     for figure, of in FIGURES.items():
-        ratio = _ratio(of, pairs, machine)
-        if ratio is None:
-            continue
-        chance = random.Random(f"{name} {figure}")
-        drawn = (_ratio(of, *(chance.choices(some, k=len(some)) if some else [] for some in (pairs, machine)))
-                 for _ in range(DRAWS))  # fmt: skip
-        known = [one for one in drawn if one is not None]
+        ratio, chance = pair.ratio(of), random.Random(f"{name} {figure}")
+        known = [one for one in (pair.drawn(chance).ratio(of) for _ in range(DRAWS)) if one is not None]
         low, high = (percentile(known, percent) for percent in BAND)
-        if low is not None and high is not None:
-            yield Change(name, figure, ratio, low, high)
+        if ratio is None or low is None or high is None:
+            continue
+        runs = [_by_repetition(of, *pair[place::2]) for place in (0, 1)]
+        repeated = min(map(len, runs)) > 1
+        wide = math.exp(_apart(*runs)) if repeated else 1.0
+        yield Change(name, figure, ratio, min(low, ratio / wide), max(high, ratio * wide), repeated)
 
 
-def _ratio(
-    of: Callable[[Sequence[Answer]], float | None],
-    pairs: Sequence[tuple[Answer, Answer]],
-    machine: Sequence[tuple[Answer, Answer]],
-) -> float | None:
-    now, before = (of([pair[place] for pair in pairs]) for place in (0, 1))
-    whole = [_speed([pair[place] for pair in machine]) if machine else 1.0 for place in (0, 1)]
-    if not now or not before or not whole[0] or not whole[1]:
-        return None
-    return (now / before) / (whole[0] / whole[1])
+def _value(of: Figure, answers: Answers, machine: Answers) -> float | None:
+    """The figure over all repetitions, in units of what the machine takes for a token where that is known."""
+    found, unit = (figure([one for some in part.values() for one in some.values()]) if part else 1.0
+                   for figure, part in ((of, answers), (_speed, machine)))  # fmt: skip
+    return found / unit if found and unit else None
 
 
-def _runs(made: Report) -> dict[Name, dict[str, Answer]]:
-    """By run and question, what its answer took; several repetitions stand for themselves."""
-    found: dict[Name, dict[str, Answer]] = {}
+def _by_repetition(of: Figure, answers: Answers, machine: Answers) -> list[float]:
+    """The logarithm of the figure in each repetition, in the machine's time in the same one where that is known."""
+    found = []
+    for repeat in sorted({repeat for some in answers.values() for repeat in some}):
+        then = _only(machine, repeat)
+        value = _value(of, _only(answers, repeat), then if then else machine)
+        found += [math.log(value)] if value else []
+    return found
+
+
+def _apart(now: Sequence[float], before: Sequence[float]) -> float:
+    """How far the means of two runs of the same may lie apart, by what their repetitions differ (95%)."""
+    free = len(now) + len(before) - 2
+    pooled = sum((value - fmean(run)) ** 2 for run in (now, before) for value in run) / free
+    return STUDENT[min(free, len(STUDENT) + 1) - 2] * math.sqrt(pooled * (1 / len(now) + 1 / len(before)))
+
+
+def _only(answers: Answers, repeat: int) -> Answers:
+    return {key: {repeat: some[repeat]} for key, some in answers.items() if repeat in some}
+
+
+def _common(name: Name, now: dict[Name, Answers], before: dict[Name, Answers]) -> tuple[Answers, Answers]:
+    """The answers of a side in both runs, to the questions that both have."""
+    one, two = now.get(name, {}), before.get(name, {})
+    keys = sorted(one.keys() & two.keys())
+    return {key: one[key] for key in keys}, {key: two[key] for key in keys}
+
+
+def _runs(made: Report) -> dict[Name, Answers]:
+    """By run, question and repetition, what the answer took."""
+    found: dict[Name, Answers] = {}
     for run in made["runs"]:
         some = found.setdefault((run["side"], run["load"], float(run["temperature"])), {})
         for key, repeat, tokens, first, between, end in run["answers"]:
-            some[f"{key} {repeat}"] = (tokens, first, between, end)
+            some.setdefault(key, {})[repeat] = (tokens, first, between, end)
     return found
