@@ -45,6 +45,9 @@ def assembled(
         head = method(config, vocab)
     expected = {outside(name): tensor for name, tensor in head.state_dict().items()}
     _compare(expected, tensors, place, method.method, spell)
+    broken = next((n for n, one in tensors.items() if one.is_floating_point() and not one.isfinite().all()), None)
+    if broken is not None:
+        raise UserError(f"{place}: {spell(broken)} holds numbers that are none (NaN or infinity); train the head again")
     head.load_state_dict({_inside(name): tensor for name, tensor in tensors.items()}, strict=True, assign=True)
     return head
 
@@ -81,5 +84,6 @@ def _inside(name: str) -> str:
 
 
 def _kind(tensor: Tensor) -> str:
-    kind = "float" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+    plain = tensor.is_floating_point() and tensor.element_size() > 1  # eight bits mean nothing without their scales
+    kind = "float" if plain else str(tensor.dtype).removeprefix("torch.")
     return f"{kind} {tuple(tensor.shape)}"

@@ -21,6 +21,7 @@ from .layouts import (
     Tensors,
     backbone_facts,
     embedding_of,
+    flag,
     full_vocabulary,
     needed,
     refuse,
@@ -37,6 +38,7 @@ from .llama_config import (
     llama_config,
     unknown,
     vocab_size,
+    without_frequencies,
 )
 from .names import Table, outward, renamed
 
@@ -51,7 +53,7 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
         UserError: something contradicts itself, or cannot be known without the backbone.
     """
     prefixed = any(name.startswith("model.") for name in tensors)
-    tensors = _without_copies(renamed(tensors, _PREFIX), backbone)
+    tensors = without_frequencies(config, _without_copies(renamed(tensors, _PREFIX), backbone))
     size, width = vocab_size(config, backbone), head_width(config, tensors)
     if size is None:
         raise UserError("vocab_size is missing, and no backbone tells it")
@@ -63,7 +65,7 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
         "vocab_size": size,
         "draft_vocab_size": size,
         "fc_bias": _fc_bias(config, tensors, notes),
-        "head_layers": config.get("num_hidden_layers") or count_layers(tensors),
+        "head_layers": count_layers(config, tensors),
     }
     return Found("eagle1", fields, tensors, (lambda n: outward(n, _PREFIX)) if prefixed else str, notes)
 
@@ -86,7 +88,7 @@ def _without_copies(tensors: Tensors, backbone: Backbone | None) -> Tensors:
 
 
 def _fc_bias(config: Config, tensors: Tensors, notes: list[str]) -> bool:
-    said, has = config.get("bias"), "fc.bias" in tensors
+    said, has = None if config.get("bias") is None else flag(config, "bias"), "fc.bias" in tensors
     if said is False and has:
         raise UserError("bias is false, and the file holds fc.bias: with or without it?")
     if said is None and not has and _SGLANG not in (config.get("architectures") or []):

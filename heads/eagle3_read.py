@@ -26,7 +26,9 @@ from .layouts import (
     Tensors,
     backbone_facts,
     embedding_of,
+    flag,
     needed,
+    number,
     same,
 )
 from .llama_config import (
@@ -35,6 +37,7 @@ from .llama_config import (
     layer_fields,
     unknown,
     vocab_size,
+    without_frequencies,
 )
 from .names import Table, outward, renamed
 
@@ -56,31 +59,37 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
     inner = config.get("eagle_config") or {}
     _refuse_other_heads(config, inner, tensors)
     tensors, table = _own_names(tensors)
+    tensors = without_frequencies(config, tensors)
     width = head_width(config, tensors)
-    hidden = config.get("target_hidden_size") or (backbone.hidden_size if backbone and not _own(tensors) else width)
+    hidden = number(config, "target_hidden_size") or (backbone.hidden_size if backbone and not _own(tensors) else width)
     size = vocab_size(config, None) or _rows(tensors, "t2d") or vocab_size(config, backbone)
     if size is None:
         raise UserError("vocab_size is missing, and neither t2d nor a backbone tells it")
     notes = unknown(config)
     taps = _taps(config, inner, backbone, notes)
+    if (states := number(config, "num_aux_hidden_states") or len(taps)) != len(taps):
+        raise UserError(
+            f"num_aux_hidden_states is {states}, and the layers are {list(taps)}, as named or else usual; name "
+            "all of them in eagle_aux_hidden_state_layer_ids"
+        )
     tensors, embedding = _embedding(tensors, backbone, width, hidden)
     tensors = _projection(config, tensors, backbone, size)
-    draft = config.get("draft_vocab_size") or _rows(tensors, "lm_head.weight") or size
+    draft = number(config, "draft_vocab_size") or _rows(tensors, "lm_head.weight") or size
     tensors = _maps(tensors, draft, size)
     fields = {
         **backbone_facts(backbone, str(config.get("base_model_name_or_path") or "")),
         **layer_fields(config, tensors, "midlayer.", width),
-        **{name: bool(config.get(name, False)) for name in SWITCHES},
-        "norm_before_fc": bool(inner.get("norm_before_fc", config.get("norm_before_fc", False))),  # as engines do
+        **{name: flag(config, name) for name in SWITCHES},
+        "norm_before_fc": flag(inner if "norm_before_fc" in inner else config, "norm_before_fc"),  # as engines do
         "hidden_size": hidden,
         "vocab_size": size,
         "draft_vocab_size": draft,
         "taps": taps,
         "width": None if width == hidden else width,
         "embedding": embedding,
-        "head_layers": config.get("num_hidden_layers") or count_layers(tensors),
+        "head_layers": count_layers(config, tensors),
     }
-    fields["fc_norm"] = fields["fc_norm"] or bool(config.get("use_aux_norm"))
+    fields["fc_norm"] = fields["fc_norm"] or flag(config, "use_aux_norm")
     return Found("eagle3", fields, tensors, lambda name: outward(name, table), notes)
 
 
@@ -144,7 +153,7 @@ def _embedding(tensors: Tensors, backbone: Backbone | None, width: int, hidden: 
 
 def _projection(config: Config, tensors: Tensors, backbone: Backbone | None, size: int) -> Tensors:
     """With the projection that the config says is another one's."""
-    has, tied = "lm_head.weight" in tensors, bool(config.get("tie_word_embeddings"))
+    has, tied = "lm_head.weight" in tensors, flag(config, "tie_word_embeddings")
     embedding = tensors.get("embed_tokens.weight")
     if has and tied and embedding is not None and not same(tensors["lm_head.weight"], embedding):
         raise UserError("tie_word_embeddings is true, and lm_head.weight differs from embed_tokens.weight")
@@ -174,8 +183,10 @@ def _maps(tensors: Tensors, draft: int, size: int) -> Tensors:
         if t2d.is_floating_point() or bool(((t2d != 0) & (t2d != 1)).any()):
             raise UserError(f"t2d is {str(t2d.dtype).removeprefix('torch.')}; expected bool marks of the {size} tokens")
         t2d = t2d.bool()
+    if t2d is not None and t2d.shape != (size,):
+        raise UserError(f"t2d has shape {tuple(t2d.shape)}, and vocab_size is {size}: expected a mark for each token")
     trivial = (d2t is None or (len(d2t) == size and not d2t.any())) and (t2d is None or bool(t2d.all()))
-    if draft == size and trivial and (t2d is None or len(t2d) == size):
+    if draft == size and trivial:
         return rest
     if d2t is None:
         return {**rest, **({} if t2d is None else {"t2d": t2d})}

@@ -33,7 +33,7 @@ from . import (
 from .assembly import assembled, outside
 from .backbone import Backbone
 from .base import DraftHead
-from .kinds import TITLES, kind_of, likeness
+from .kinds import TITLES, kind_of, likeness, wrapper_of
 from .layouts import Config, Files, Found, Tensors
 from .methods import METHODS
 from .weights import PICKLES, read_config, read_tensors, tensor_shapes, weight_files
@@ -160,10 +160,14 @@ def import_head(source: Path, backbone: Backbone | None = None) -> DraftHead:
     """
     config, files = read_config(source), _files(source)
     try:
-        kind = kind_of(config, tensor_shapes(files))
+        shapes = tensor_shapes(files)
+        wrapper = wrapper_of(shapes)
+        kind = kind_of(config, [name.removeprefix(wrapper) for name in shapes])
     except UserError as error:
         raise UserError(f"{source}: no head that can be loaded; {error}") from None
-    tensors = read_tensors(files, (lambda name: name.startswith("medusa_head.")) if kind == "medusa-2" else _all)
+    wanted = f"{wrapper}medusa_head." if kind == "medusa-2" else wrapper
+    tensors = read_tensors(files, lambda name: name.startswith(wanted))
+    tensors = {name.removeprefix(wrapper): one for name, one in tensors.items()}
     return read_head(kind, config, tensors, backbone, str(files[0] if len(files) == 1 else source))
 
 
@@ -191,10 +195,6 @@ def read_head(kind: str, config: Config, tensors: Tensors, backbone: Backbone | 
     method = METHODS[found.method]
     settings = build(method.config_class, _plain(found.fields), lambda key: f"{place}, config.json")
     return assembled(method, settings, found.tensors, place, found.spell)
-
-
-def _all(name: str) -> bool:
-    return True
 
 
 def _files(source: Path) -> list[Path]:

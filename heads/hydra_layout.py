@@ -21,13 +21,15 @@ from .layouts import (
     Tensors,
     backbone_facts,
     embedding_of,
+    flag,
     full_vocabulary,
     needed,
+    number,
     plain_projection,
     refuse,
     same,
 )
-from .llama_config import dtype_name
+from .llama_config import dtype_name, without_frequencies
 from .names import Table, outward, renamed
 
 _BARE: Table = (("hydra_head.{rest}", "{rest}"),)
@@ -62,16 +64,19 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
     arch = config.get("hydra_head_arch") or ("prefix-mlp" if prefix else "mlp")
     _refuse_others(config, arch)
     first = sorted({int(name.split(".")[2]) for name in tensors if name.startswith("hydra_mlp.0.")})
-    blocks = int(config.get("hydra_num_layers") or len(first))
+    if not first:
+        raise UserError("hydra_mlp.0 is missing: the blocks of the first head")
+    blocks = number(config, "hydra_num_layers") or len(first)
     table = _table(arch, blocks)
-    found = renamed(_without_embedding(tensors, model), table)
+    shape = HydraConfig.shape(model)
+    found = without_frequencies(shape, renamed(_without_embedding(tensors, model), table))
     own = any(name.startswith("projections.") for name in found)
-    heads = 1 + max(int(name.split(".")[1]) for name in found if name.startswith("heads."))
+    heads = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("hydra_mlp."))
     # a joining block without a residual matrix would need widths that are equal, which they never are
     fields = {
-        **HydraConfig.shape(model),
+        **shape,
         **backbone_facts(backbone, str(config.get("base_model_name_or_path") or "")),
-        "num_heads": int(config.get("hydra_num_heads") or heads),
+        "num_heads": number(config, "hydra_num_heads") or heads,
         "num_blocks": blocks,
         "head_arch": arch,
         "projection": "own" if own else "shared",
@@ -85,7 +90,7 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
 def _refuse_others(config: Config, arch: str) -> None:
     if arch not in _ARCHES:
         raise UserError(f"hydra_head_arch is {arch!r}; known here are {' and '.join(_ARCHES)}")
-    if config.get("grounded_heads") is False:
+    if config.get("grounded_heads") is not None and not flag(config, "grounded_heads"):
         raise UserError("grounded_heads is false: such heads read no drafted tokens, and are not known here")
     if config.get("hidden_state_offset") not in (None, 0):
         raise UserError(

@@ -13,7 +13,7 @@ from .backbone import Backbone
 from .engines import Engine, engine_of, outside
 from .exchange import FORMATS, import_head
 from .format import load_head
-from .kinds import TITLES, kind_of
+from .kinds import TITLES, kind_of, wrapper_of
 from .layouts import BackboneNeededError
 from .reading import Files, Finding
 from .weights import read_config, read_tensors, tensor_shapes, weight_files
@@ -58,7 +58,9 @@ def inspect(source: str | Path, engine: str | None = None, backbone: Backbone | 
     if engine:
         engine_of(engine)
     config, files = read_config(path), weight_files(path)
-    shapes = tensor_shapes(files)
+    named = tensor_shapes(files)
+    wrapper = wrapper_of(named)
+    shapes = {name.removeprefix(wrapper): shape for name, shape in named.items()}
     try:
         kind = kind_of(config, shapes)
     except UserError as error:
@@ -68,8 +70,12 @@ def inspect(source: str | Path, engine: str | None = None, backbone: Backbone | 
     if engine:
         found, version, title = engine_of(engine)
         report.facts["engine"] = title
-        zeros = read_tensors(files, lambda name: name.endswith(".bias"))
-        looked = Files(config, shapes, frozenset(n for n, one in zeros.items() if not one.any()), taps, version)
+        if wrapper:
+            what = f"every name begins with {wrapper}, which {title} does not know: nothing would be loaded"
+            report.findings.append(Finding(what, f"take {wrapper} away from the names"))
+        biases = read_tensors(files, lambda name: name.endswith(".bias"))
+        zeros = frozenset(name.removeprefix(wrapper) for name, one in biases.items() if not one.any())
+        looked = Files(config, shapes, zeros, taps, version)
         report.findings += [*_served(kind, found, engine.partition(":")[0], looked), *outside(found, version)]
     return report
 
@@ -118,11 +124,6 @@ def _loads_here(path: Path, kind: str, backbone: Backbone | None, report: Report
                 wrong=False,
             )
         )
-    broken = [
-        name for name, one in head.state_dict().items() if one.is_floating_point() and not torch.isfinite(one).all()
-    ]
-    if broken:
-        report.findings.append(Finding(f"{broken[0]} holds numbers that are none", "train it again"))
     return head.taps or None
 
 

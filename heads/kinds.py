@@ -67,6 +67,18 @@ def kind_of(config: Config, names: Iterable[str]) -> str:
     return kind
 
 
+def wrapper_of(names: Iterable[str]) -> str:
+    """What a wrapper around the head (DistributedDataParallel, torch.compile) has put before every name, if one has."""
+    rests, prefix = list(names), ""
+    while rests and not any(re.fullmatch(sign, rest) for rest in rests for _, sign in _SIGNS):
+        firsts = {rest.partition(".")[0] for rest in rests}
+        if len(firsts) > 1 or any("." not in rest for rest in rests):
+            return ""
+        prefix += f"{firsts.pop()}."
+        rests = [rest.partition(".")[2] for rest in rests]
+    return prefix
+
+
 def _says_eagle3(config: Config, names: list[str]) -> bool:
     return (
         "draft_vocab_size" in config

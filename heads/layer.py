@@ -11,6 +11,7 @@ the attention's inputs, n query heads, k key-value heads, g = n / k, h width of 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ from .base import HeadConfig
 from .linear import Linear
 from .rotary import Rotary, rope_of, rotated
 
+_COUNTS = (
+    "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings",
+)  # fmt: skip
 _SCORES = {"cpu": 1 << 21}  # attention scores held at a time in training; other devices have more room
 _SCORES_ELSEWHERE = 1 << 26
 
@@ -65,9 +69,14 @@ class LayerConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it has to be at least 1")
+        if not (math.isfinite(self.rms_norm_eps) and self.rms_norm_eps >= 0):
+            raise UserError(f"rms_norm_eps is {self.rms_norm_eps}; it has to be 0 or more")
+        theta = self.rope_parameters.get("rope_theta", 1.0)
+        if isinstance(theta, int | float) and not (math.isfinite(theta) and theta > 0):
+            raise UserError(f"rope_theta is {theta}; it has to be above 0")
         if int(self.head_dim * self.rope_parameters.get("partial_rotary_factor", 1.0)) % 2:
             raise UserError(f"head_dim is {self.head_dim}; the rotary embedding turns pairs, so it has to be even")
         if self.num_attention_heads % self.num_key_value_heads:

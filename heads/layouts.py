@@ -54,6 +54,36 @@ class Files:
     """A model that is written with it, as one."""
 
 
+def flag(config: Config, name: str) -> bool:
+    """A switch of a config; off where nothing is said.
+
+    Raises:
+        UserError: it is neither on nor off; "false" in quotes is on for most readers.
+    """
+    value = config.get(name)
+    if value is not None and value not in (True, False):
+        raise UserError(f"{name} is {value!r}; expected true or false, without quotes")
+    return bool(value)
+
+
+def number(config: Config, name: str) -> int | None:
+    """A size or count of a config; None where nothing is said.
+
+    Raises:
+        UserError: it is no whole number of 1 or more.
+    """
+    value = config.get(name)
+    if value is None:
+        return None
+    try:
+        whole = int(value) if not isinstance(value, bool) and float(value).is_integer() else 0
+    except (TypeError, ValueError, OverflowError):
+        whole = 0
+    if whole < 1:
+        raise UserError(f"{name} is {value!r}; expected a whole number of 1 or more")
+    return whole
+
+
 def refuse(what: str, reasons: Iterable[str]) -> None:
     """Raise a UserError with all reasons, if there are any."""
     said = list(reasons)

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from ..errors import UserError
 from .backbone import Backbone
 from .layer import LayerConfig
-from .layouts import Config, Tensors
+from .layouts import Config, Tensors, flag, number
+from .rotary import Rotary
 
 # what may stand in such a config and is either read here or says nothing of how the head computes
 _KNOWN = {
@@ -40,14 +42,14 @@ def layer_fields(config: Config, tensors: Tensors, first: str, width: int) -> Co
     Raises:
         UserError: a field is missing that no tensor tells, or both contradict each other.
     """
-    heads = config.get("num_attention_heads")
-    if not isinstance(heads, int) or heads < 1:
-        raise UserError(f"num_attention_heads is {heads!r}, and no tensor tells how many there are")
+    heads = number(config, "num_attention_heads")
+    if heads is None:
+        raise UserError("num_attention_heads is missing, and no tensor tells how many there are")
     _refuse_other_layers(config)
-    act, inner = config.get("hidden_act") or "silu", config.get("intermediate_size")
+    act, inner = config.get("hidden_act") or "silu", number(config, "intermediate_size")
     up, queries, keys = (tensors.get(f"{first}{name}_proj.weight") for name in ("mlp.up", "self_attn.q", "self_attn.k"))
-    head_dim = config.get("head_dim") or (width if queries is None else len(queries)) // heads
-    groups = config.get("num_key_value_heads") or (heads if keys is None else len(keys) // max(1, head_dim))
+    head_dim = number(config, "head_dim") or (width if queries is None else len(queries)) // heads
+    groups = number(config, "num_key_value_heads") or (heads if keys is None else len(keys) // max(1, head_dim))
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
@@ -59,7 +61,7 @@ def layer_fields(config: Config, tensors: Tensors, first: str, width: int) -> Co
         "output_bias": f"{first}self_attn.o_proj.bias" in tensors,
         "mlp_bias": _bias(config, ("mlp_bias",), tensors, f"{first}mlp.up_proj.bias"),
         "qk_norm": _qk_norm(tensors, first, head_dim),
-        "max_position_embeddings": config.get("max_position_embeddings") or 2048,
+        "max_position_embeddings": number(config, "max_position_embeddings") or 2048,
         "rope_parameters": rope_parameters(config),
     }
 
@@ -96,6 +98,24 @@ def rope_parameters(config: Config) -> dict[str, Any]:
         return {**found, "rope_theta": float(found["rope_theta"])}
     except (TypeError, ValueError):
         raise UserError(f"rope_theta is {found['rope_theta']!r}, and no number") from None
+
+
+def without_frequencies(config: Config, tensors: Tensors) -> Tensors:
+    """Without the rotary frequencies that older files hold beside their weights.
+
+    Raises:
+        UserError: they are not those of the config.
+    """
+    kept = {name: one for name, one in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+    for name in sorted(tensors.keys() - kept.keys()):
+        found, rope = tensors[name].float(), rope_parameters(config)
+        wanted = Rotary(rope, 2 * len(found), number(config, "max_position_embeddings") or 2048).embedding.inv_freq
+        if not torch.allclose(found, wanted, rtol=0.02, atol=1e-4):  # half precision rounds them
+            raise UserError(
+                f"{name} is not that of rope_theta {rope['rope_theta']:g}, which config.json says or leaves unsaid: "
+                "write there what the head was trained with"
+            )
+    return kept
 
 
 def llama_config(config: LayerConfig, *, width: int, layers: int, dtype: str, architecture: str) -> Config:
@@ -173,7 +193,7 @@ def layer_faults(config: LayerConfig, width: int, able: frozenset[str], ropes: t
 
 
 def _bias(config: Config, keys: tuple[str, ...], tensors: Tensors, name: str) -> bool:
-    said = [bool(config[key]) for key in keys if config.get(key) is not None]
+    said = [flag(config, key) for key in keys if config.get(key) is not None]
     if not said:
         return name in tensors
     if not any(said) and name in tensors:
@@ -220,9 +240,9 @@ def dtype_name(tensors: Tensors) -> str:
 
 def head_width(config: Config, tensors: Tensors) -> int:
     """Width of the head's states: what the config says, else rows of the layer that joins its inputs."""
-    said = config.get("hidden_size")
+    said = number(config, "hidden_size")
     if said is not None:
-        return int(said)
+        return said
     if "fc.weight" not in tensors:
         raise UserError("hidden_size is missing, and so is fc.weight, which would tell it")
     return int(tensors["fc.weight"].shape[0])
@@ -230,9 +250,17 @@ def head_width(config: Config, tensors: Tensors) -> int:
 
 def vocab_size(config: Config, backbone: Backbone | None) -> int | None:
     """What the config says; else the backbone's."""
-    return config.get("vocab_size") or (None if backbone is None else backbone.vocab_size)
+    return number(config, "vocab_size") or (None if backbone is None else backbone.vocab_size)
 
 
-def count_layers(tensors: Tensors) -> int:
-    """Decoder layers by the numbers in names, the first of which may have a name of its own."""
-    return 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("layers.")), default=0)
+def count_layers(config: Config, tensors: Tensors) -> int:
+    """Decoder layers as the config says; else by the numbers in names, the first of which may have one of its own.
+
+    Raises:
+        UserError: the file holds fewer; some configs give the backbone's number.
+    """
+    said = number(config, "num_hidden_layers")
+    found = 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("layers.")), default=0)
+    if said is not None and said > found:
+        raise UserError(f"num_hidden_layers is {said}, and the file holds {found}; write {found} if none is missing")
+    return said or found

@@ -21,8 +21,10 @@ from .layouts import (
     Found,
     Tensors,
     backbone_facts,
+    flag,
     full_vocabulary,
     needed,
+    number,
     plain_projection,
     refuse,
     same,
@@ -60,7 +62,9 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
     table = _official(said or seen, prefix)
     found = renamed(tensors, table)
     own = any(name.startswith("projections.") for name in found)
-    second = str(config.get("version") or "") == "2"
+    if (version := str(config.get("version") or 1)) not in ("1", "2"):
+        raise UserError(f"version is {version}; known here are 1 and 2")
+    second = version == "2"
     if own and second:
         raise UserError("config.json says version 2, which has no projections, and the file holds some: which counts?")
     if not own and not second and "medusa_num_heads" in config:
@@ -85,9 +89,8 @@ def read_vllm(config: Config, tensors: Tensors, backbone: Backbone | None) -> Fo
     found = _with_biases(config, found)
     found = _with_map(config, found, backbone)
     heads = _number(config, *_HEADS) or _count(found)
-    if config.get("original_lm_head") and "lm_head.weight" not in found and "projections.0.weight" not in found:
-        raise UserError("original_lm_head is true, and lm_head.weight is missing: vLLM does not take the backbone's")
     table = _VLLM
+    found = _with_one_projection(config, found)
     if "lm_head.weight" in found:
         shared = found.pop("lm_head.weight")
         if not (backbone is not None and _lent(shared, backbone, found)):
@@ -122,7 +125,7 @@ def _found(config: Config, tensors: Tensors, backbone: Backbone | None, table: T
 
 def _number(config: Config, *names: str) -> int | None:
     """What the config says under whichever of these names."""
-    said = {name: int(config[name]) for name in names if config.get(name) is not None}
+    said = {name: value for name in names if (value := number(config, name)) is not None}
     if len(set(said.values())) > 1:
         raise UserError(" and ".join(f"{name} is {value}" for name, value in said.items()) + "; which is it?")
     return next(iter(said.values()), None)
@@ -140,16 +143,40 @@ def _count(tensors: Tensors) -> int:
 def _with_biases(config: Config, tensors: Tensors) -> Tensors:
     """With biases of zero where the layout says that there are none."""
     biases = [name for name in tensors if name.startswith("heads.") and name.endswith(".bias")]
-    said = config.get("medusa_fc_bias")
+    said = flag(config, "medusa_fc_bias")
     if biases and not said and config:
         raise UserError(
-            f"medusa_fc_bias is {said}, and the file holds {outward(biases[0], _VLLM)}, which vLLM then drops without "
-            "a word; set it to true if the heads were trained with biases"
+            f"medusa_fc_bias is {config.get('medusa_fc_bias')}, and the file holds {outward(biases[0], _VLLM)}, which "
+            "vLLM then drops without a word; set it to true if the heads were trained with biases"
         )
     if biases or said:
         return tensors
     weights = [name for name in tensors if name.startswith("heads.") and name.endswith(".weight")]
     return tensors | {name.replace(".weight", ".bias"): tensors[name].new_zeros(len(tensors[name])) for name in weights}
+
+
+def _with_one_projection(config: Config, tensors: Tensors) -> Tensors:
+    """With the one of all heads by its own name; vLLM takes the first head's where all are said to read one."""
+    said, own = flag(config, "original_lm_head"), [name for name in tensors if name.startswith("projections.")]
+    if "lm_head.weight" in tensors:
+        if config and not said:
+            raise UserError(
+                "original_lm_head is not true, and the file holds lm_head.weight, which vLLM then drops without a "
+                "word; set it to true if all heads read it"
+            )
+        return tensors
+    if not said:
+        return tensors
+    first = tensors.get("projections.0.weight")
+    if first is None:
+        raise UserError("original_lm_head is true, and lm_head.weight is missing: vLLM does not take the backbone's")
+    other = next((name for name in own if not tensors[name].equal(first)), None)
+    if other is not None:
+        raise UserError(
+            f"original_lm_head is true, and {outward(other, _VLLM)} differs from lm_heads.0.weight, which vLLM takes "
+            "for all heads; set it to false if each head has its own"
+        )
+    return {name: one for name, one in tensors.items() if name not in own} | {"lm_head.weight": first}
 
 
 def _with_map(config: Config, tensors: Tensors, backbone: Backbone | None) -> Tensors:

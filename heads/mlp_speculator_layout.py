@@ -10,7 +10,7 @@ import re
 
 from ..errors import UserError
 from .backbone import Backbone
-from .layouts import Config, Found, Tensors, backbone_facts, needed
+from .layouts import Config, Found, Tensors, backbone_facts, flag, needed, number
 from .names import Table, outward, renamed
 
 _TABLE: Table = (("speculator.{rest}", "{rest}"),)
@@ -24,26 +24,27 @@ def read(config: Config, tensors: Tensors, backbone: Backbone | None) -> Found:
     """
     prefixed = any(name.startswith("speculator.") for name in tensors)
     found = renamed(tensors, _TABLE)
-    levels = config.get("n_predict") or 1 + max(_level(name) for name in found if name.startswith("head."))
-    tied = bool(config.get("tie_weights"))
+    levels = number(config, "n_predict") or 1 + max(_level(name) for name in found if name.startswith("head."))
+    tied = flag(config, "tie_weights")
     found = _untied(found, levels) if tied else found
     first = found.get("proj.0.weight")
     if first is None:
         raise UserError("proj.0.weight is missing: the first level's inner matrix")
-    size = config.get("vocab_size") or needed(backbone, "vocab_size is missing").vocab_size
-    inner = config.get("inner_dim") or config.get("emb_dim") or int(first.shape[0])
+    size = number(config, "vocab_size") or needed(backbone, "vocab_size is missing").vocab_size
+    width = number(config, "emb_dim")
+    inner = (config.get("inner_dim") and number(config, "inner_dim")) or width or int(first.shape[0])  # 0: as wide
     counts = config.get("top_k_tokens_per_head")
     if counts is not None and len(counts) != levels:
         raise UserError(f"n_predict is {levels}, and top_k_tokens_per_head names {len(counts)} levels")
     fields = {
         **backbone_facts(backbone, str(config.get("base_model_name_or_path") or "")),
-        "hidden_size": config.get("emb_dim") or int(first.shape[1]),
+        "hidden_size": width or int(first.shape[1]),
         "vocab_size": size,
         "draft_vocab_size": size,
         "num_heads": levels,
         "inner_size": inner,
         "tie_weights": tied,
-        "scale_input": bool(config.get("scale_input", False)),
+        "scale_input": flag(config, "scale_input"),
     }
     return Found("mlp_speculator", fields, found, (lambda n: outward(n, _TABLE)) if prefixed else str)
 

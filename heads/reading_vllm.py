@@ -216,10 +216,26 @@ def medusa(files: Files) -> Iterator[Finding]:
             "the file holds no projection: vLLM does not take the backbone's, and leaves it at random",
             f"{EXPORT.format('vllm')} (with --backbone)",
         )
+    yield from _one_projection(files)
     truncated, size = config.get("truncated_vocab_size"), config.get("vocab_size")
     if truncated and size and truncated < size:
         yield Finding(
             f"{truncated} of {size} tokens are proposed (truncated_vocab_size): vLLM reads token_map, and then stops, "
             "as it finds that nothing was loaded for it",
             "train without a draft vocabulary",
+        )
+
+
+def _one_projection(files: Files) -> Iterator[Finding]:
+    """Whether all heads read one projection, as the config says and as the file has it."""
+    said = files.config.get("original_lm_head")
+    if not said and files.has(r"(medusa_heads\.)?lm_head\.weight"):
+        yield Finding(
+            "lm_head.weight is dropped, since original_lm_head is not true, and projections are left at random",
+            "set original_lm_head to true",
+        )
+    if said and (others := files.has(r"(medusa_heads\.)?lm_heads\.[1-9]\d*\.weight")):
+        yield Finding(
+            f"original_lm_head is true, so that the first head's projection serves all, and {others[0]} is dropped",
+            "set original_lm_head to false if each head has its own",
         )

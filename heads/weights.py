@@ -66,13 +66,16 @@ def weight_files(source: Path) -> list[Path]:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        placed = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        names = sorted(set(placed.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index}: cannot be read as an index of shards ({first_line(error)})") from None
     shards = [index.parent / Path(str(name)).name for name in names]
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
         raise UserError(f"{index}: names {', '.join(missing[:3])}, which the folder does not hold")
+    if gone := sorted(placed.keys() - tensor_shapes(shards).keys()):
+        raise UserError(f"{index}: names {', '.join(gone[:3])}, which none of its shards holds")
     return shards
 
 

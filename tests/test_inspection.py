@@ -119,6 +119,8 @@ FAULTS: list[tuple[str, str, str, Any, Any, str]] = [
     ("eagle3", "sglang", "sglang", say(tie_word_embeddings=True), None, "takes the place of lm_head"),
     ("eagle3", "sglang", "sglang", None, put("midlayer.self_attn.q_proj.bias", ONE), "dropped without a word"),
     ("medusa", "vllm", "vllm:0.32", say(medusa_fc_bias=False), None, "since medusa_fc_bias is not true"),
+    ("medusa", "vllm", "vllm:0.32", say(original_lm_head=False), None, "lm_head.weight is dropped"),
+    ("medusa", "vllm", "vllm:0.32", None, put("lm_heads.1.weight", ONE), "lm_heads.1.weight is dropped"),
     ("medusa", "vllm", "vllm:0.32", None, drop("lm_head.weight"), "does not take the backbone's"),
     ("medusa", "vllm", "vllm:0.32", say(truncated_vocab_size=40), None, "reads token_map, and then stops"),
     ("medusa", "vllm", "sglang", None, None, "it has no such heads"),
@@ -192,6 +194,18 @@ def test_the_own_format_and_old_kinds(tmp_path: Path) -> None:
     hydra = exported("hydra", "hydra", tmp_path)
     assert inspect(hydra, backbone=backbone()).right
     assert "no such heads" in str(inspect(hydra, "vllm", backbone()))
+
+
+def test_names_within_a_wrapper(tmp_path: Path) -> None:
+    def wrap(held: dict[str, torch.Tensor]) -> None:
+        held |= {f"module.{name}": held.pop(name) for name in list(held)}
+
+    folder = changed(exported("eagle3", "vllm", tmp_path), None, wrap)
+    assert inspect(folder, backbone=backbone()).right  # it loads here
+    report = inspect(folder, "vllm", backbone())
+    assert [one.what for one in report.findings if one.wrong] == [
+        "every name begins with module., which vLLM 0.33.0 does not know: nothing would be loaded"
+    ]
 
 
 def test_broken_weights_and_unreadable_input(tmp_path: Path) -> None:

@@ -285,6 +285,24 @@ def test_medusa_of_vllm_with_a_map(tmp_path: Path) -> None:
     agrees(path, spread(said(plain, [rows] * HEADS), True))
 
 
+def test_medusa_of_vllm_with_one_projection(tmp_path: Path) -> None:
+    """vLLM takes the first head's for all, and drops the others."""
+    blocks, projections = medusa()
+    tensors = {f"blocks.{i}.layers.{j}.{p}": one for i, head in enumerate(blocks) for j, pair in enumerate(head)
+               for p, one in zip(("weight", "bias"), pair, strict=True)}  # fmt: skip
+    config = MEDUSA["vllm"][2] | {"original_lm_head": True}
+    first = {"lm_heads.0.weight": projections[0]}
+    agrees(folder(tmp_path / "a", config, tensors | first), said(blocks, projections[:1] * HEADS))
+    for change, held, words in (
+        ({}, first | {"lm_heads.1.weight": projections[1]}, r"lm_heads\.1\.weight differs from lm_heads\.0"),
+        ({}, {}, r"original_lm_head is true, and lm_head\.weight is missing"),
+        ({"original_lm_head": False}, {"lm_head.weight": projections[0]}, "original_lm_head is not true"),
+        ({"original_lm_head": "true"}, first, "original_lm_head is 'true'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            load_head(folder(tmp_path / "b", config | change, tensors | held), backbone())
+
+
 # -- Hydra and the MLP speculator -------------------------------------------------------------------------------------
 
 
@@ -390,7 +408,7 @@ def test_a_config_that_says_two_things(tmp_path: Path) -> None:
         ({"sliding_window": 8, "layer_types": ["sliding_attention"]}, "see a window of 8"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm: True"),
         ({"parallel_drafting": True}, "in parallel"),
-        ({"num_attention_heads": None}, "num_attention_heads is None"),
+        ({"num_attention_heads": None}, "num_attention_heads is missing"),
     ):
         with pytest.raises(UserError, match=words):
             load_head(folder(tmp_path / "a", config | more, eagle3()), backbone())

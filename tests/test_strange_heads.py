@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,9 @@ __all__ = ["again"]  # a fixture: draws begin anew
 Tensors = dict[str, Tensor]
 CONFIG = SHAPE | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "draft_vocab_size": VD}
 NORMS = {f"fc_norm.{i}.weight": torch.linspace(0.5, 1.5, H) for i in range(3)}
+
+
+FREQUENCIES = "midlayer.self_attn.rotary_emb.inv_freq"  # which older files of EAGLE hold
 
 
 def wide(tensors: Tensors) -> Tensors:
@@ -81,6 +85,13 @@ ODD: dict[str, tuple[dict[str, Any], Callable[[Tensors], Tensors], dict[str, Any
     "no marks": ({}, lambda tensors: {name: one for name, one in tensors.items() if name != "t2d"}, {}),
     "int32 map": ({}, lambda tensors: tensors | {"d2t": tensors["d2t"].int()}, {}),
     "a model's prefix": ({}, lambda tensors: {f"model.{name}": one for name, one in tensors.items()}, {}),
+    "a wrapper's prefix": ({}, lambda tensors: {f"module._orig_mod.{name}": t for name, t in tensors.items()}, {}),
+    "rotary frequencies": (
+        {"rope_theta": 777.0},
+        lambda tensors: tensors | {FREQUENCIES: (777.0 ** -(torch.arange(4) / 4)).half()},
+        {"rope_parameters": {"rope_theta": 777.0}},
+    ),
+    "sizes in quotes": ({"hidden_size": "32", "num_attention_heads": "4", "draft_vocab_size": "40"}, dict, {}),
     "the backbone's embedding": (
         {},
         lambda tensors: tensors | {"embed_tokens.weight": backbone().model.model.embed_tokens.weight.detach().clone()},
@@ -95,7 +106,10 @@ def test_odd_heads_are_loaded_exactly(name: str, tmp_path: Path) -> None:
     tensors = change(eagle3())
     taps = switches.get("taps", (2, 4, 5))
     rest = {key: value for key, value in switches.items() if key != "taps"}
-    plain = {one.removeprefix("model."): tensor.long() if one == "d2t" else tensor for one, tensor in tensors.items()}
+    plain = {
+        re.sub(r"^(model|module\._orig_mod)\.", "", one): tensor.long() if one == "d2t" else tensor
+        for one, tensor in tensors.items()
+    }
     if "layers.1.hidden_norm.weight" in plain:
         plain["layers.1.input_layernorm.weight"] = plain["layers.1.hidden_norm.weight"]
     agrees(folder(tmp_path / "a", CONFIG | config, tensors), reference3(plain, taps, **rest))
@@ -149,11 +163,12 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Tensors], Tensors], str]] = {
     "a norm that no switch names": ({}, put("input_norm.weight", torch.ones(3 * H)), "input_norm"),
     "a switch without its norm": ({"fc_norm": True}, dict, "fc_norm"),
     "another layer": ({}, put("layers.3.mlp.up_proj.weight", torch.ones(I, H)), "layers.3"),
-    "one layer too few": ({"num_hidden_layers": 2}, dict, "missing: layers.1."),
+    "the backbone's layers": ({"num_hidden_layers": 8}, dict, "num_hidden_layers is 8, and the file holds 1"),
     "biases that are denied": ({"attention_bias": False}, biased, "bias"),
     "biases that are missing": ({"attention_bias": True}, dict, "bias"),
     "heads that do not fit": ({"num_attention_heads": 5}, dict, "num_attention_heads"),
-    "another vocabulary": ({"vocab_size": 2 * V}, dict, "t2d is bool (96,); expected bool (192)".removesuffix(")")),
+    "another vocabulary": ({"vocab_size": 2 * V}, dict, "t2d has shape (96,), and vocab_size is 192"),
+    "the draft vocabulary for the whole": ({"vocab_size": VD}, dict, "t2d has shape (96,), and vocab_size is 40"),
     "another draft vocabulary": ({"draft_vocab_size": VD - 1}, dict, "d2t has 40 entries, and the head proposes 39"),
     "layers said twice": (
         {
@@ -167,10 +182,35 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Tensors], Tensors], str]] = {
     "four layers, three read": ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 7]}, dict, "fc.weight"),
     "tied to an embedding": ({"tie_word_embeddings": True}, dict, "tie_word_embeddings"),
     "numbers in words": ({"rope_theta": "ten thousand"}, dict, "rope_theta"),
-    "a width that is none": ({"hidden_size": -1}, dict, "width is -1"),
+    "a width that is none": ({"hidden_size": -1}, dict, "hidden_size is -1; expected a whole number"),
     "another activation": ({"hidden_act": "mish7"}, dict, "hidden_act"),
     "a rotary embedding in words": ({"rope_scaling": "linear"}, dict, "of another kind"),
     "a list for a dict": ({"eagle_config": [1, 2]}, dict, "of another kind"),
+    "no draft vocabulary at all": ({"draft_vocab_size": 0}, dict, "draft_vocab_size is 0; expected a whole number"),
+    "a switch in quotes": ({"norm_output": "false"}, dict, "norm_output is 'false'; expected true or false"),
+    "a switch of eagle_config in quotes": (
+        {"eagle_config": {"norm_before_fc": "off"}},
+        dict,
+        "norm_before_fc is 'off'",
+    ),
+    "a number for a switch": ({"norm_before_residual": 2}, dict, "norm_before_residual is 2"),
+    "an epsilon below zero": ({"rms_norm_eps": -1e-6}, dict, "rms_norm_eps is -1e-06"),
+    "an endless epsilon": ({"rms_norm_eps": float("inf")}, dict, "rms_norm_eps is inf"),
+    "a rotary base of zero": ({"rope_theta": 0}, dict, "rope_theta is 0.0"),
+    "no positions": ({"max_position_embeddings": 0}, dict, "max_position_embeddings is 0"),
+    "rotary frequencies of another base": (
+        {},
+        put(FREQUENCIES, 5e5 ** -(torch.arange(4) / 4)),
+        f"{FREQUENCIES} is not that of rope_theta 10000",
+    ),
+    "four states, three layers": (
+        {"num_aux_hidden_states": 4, "eagle_aux_hidden_state_layer_ids": [1, 3, 7]},
+        dict,
+        "num_aux_hidden_states is 4, and the layers are [1, 3, 7]",
+    ),
+    "four states, none named": ({"num_aux_hidden_states": 4}, dict, "name all of them"),
+    "a weight that is no number": ({}, put("norm.weight", torch.full((H,), torch.nan)), "norm.weight holds numbers"),
+    "eight bits without a scale": ({}, put("fc.weight", torch.ones(H, 3 * H).to(torch.float8_e4m3fn)), "float8_e4m3fn"),
     "another rotary kind": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, dict, "spiral"),
 }
 
@@ -209,6 +249,14 @@ def test_pickles_that_would_run_something(file: str, tmp_path: Path, monkeypatch
                 load_head(argument, backbone())
             assert main(["inspect", str(argument)]) == 2
     assert not (tmp_path / "was-run").exists()
+
+
+def test_an_index_that_promises_more_than_its_shards_hold(tmp_path: Path) -> None:
+    path = folder(tmp_path / "a", CONFIG, eagle3(), "model-00001-of-00001.safetensors")
+    placed = dict.fromkeys([*eagle3(), "fc.bias"], "model-00001-of-00001.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    with pytest.raises(UserError, match=r"names fc\.bias, which none of its shards holds"):
+        load_head(path, backbone())
 
 
 def saved(value: Any) -> bytes:
