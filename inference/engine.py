@@ -12,20 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from ..errors import UserError
-from ..heads.backbone import Backbone, Prompt
-from ..heads.slots import Slots
+from ..heads.backbone import Backbone, Features, Prompt
+from ..heads.slots import Lent, Slots
 from .auto_rows import head_rows
 from .intake import Asked, Intake
 from .output import Output, Piece
 from .padding import forest, padded, texts
+from .prefill import LEAST, attempted
 from .request import Request
 from .row import Row
 from .ruling import MATCH, law_of
@@ -283,13 +286,13 @@ class Engine:
         """One forward over the next piece of every prompt that is not read yet."""
         mark, backbone, begin = perf_counter(), self._intake.backbone, self._decoding
         rows = self._rows[begin:]
-        cache = self._slots.lend(begin, len(self._rows))
-        width = min(max(1, self._prefill // len(rows)), cache.capacity - max(cache.lengths))
+        width = min(max(1, self._prefill // len(rows)), self._slots.capacity - max(self._slots.lengths[begin:]))
         pieces = [row.text[row.read : row.read + width] for row in rows]
         counts = list(map(len, pieces))
-        features = backbone.forward(
-            padded(pieces, backbone.device), cache=cache, ancestors=texts(counts, backbone.device), taps=self._taps
-        )
+        features, cache = self._forward(begin, pieces, texts(counts, backbone.device))
+        if features is None:
+            self._halve(rows, sum(counts))
+            return
         cache.commit([range(count) for count in counts])
         self._slots.take(cache, begin)
         last = [place for place, row in enumerate(rows) if row.read + counts[place] == len(row.text)]
@@ -308,6 +311,22 @@ class Engine:
         for place in last:
             self._join(begin + place)
 
+    def _halve(self, rows: Sequence[Row], tokens: int) -> None:
+        """Memory ran out over so many tokens: smaller pieces from here on, or an end to those that read."""
+        self._prefill, said = min(self._prefill, tokens) // 2, f"memory ran out over {tokens} positions of prompts"
+        if self._prefill >= LEAST:
+            warnings.warn(f"{said}: {self._prefill} are read at a time", stacklevel=5)
+            return
+        self._prefill = PREFILL
+        for row in rows:
+            row.request.fail(UserError(f"{said}, of {len(row.text)} in this one: too long for this device"))
+
+    def _forward(self, begin: int, ids: Sequence[Sequence[int]], seen: Any) -> tuple[Features | None, Lent]:
+        """Over so many rows from `begin` on, and the cache where it is pending; None where memory runs out."""
+        cache, given = self._slots.lend(begin, begin + len(ids)), padded(ids, self._intake.backbone.device)
+        forward = partial(self._intake.backbone.forward, given, cache=cache, ancestors=seen, taps=self._taps)
+        return attempted(forward, given.device), cache
+
     # -- rounds ------------------------------------------------------------------------------------------------------
 
     def _round(self) -> None:
@@ -316,17 +335,15 @@ class Engine:
         backbone, rows = self._intake.backbone, self._rows[: self._decoding]
         trees = self._trees(rows)
         mark = self._share(rows, "draft", mark)
-        cache = self._slots.lend(0, len(rows))
-        features = backbone.forward(
-            padded([tree.tokens for tree in trees], backbone.device),
-            cache=cache,
-            ancestors=forest(trees, backbone.device),
-            taps=self._taps,
-        )
-        nodes = [range(len(tree)) for tree in trees]
+        features, cache = self._forward(0, [tree.tokens for tree in trees], forest(trees, backbone.device))
+        if features is None:  # without drafts there may be room
+            trees = [Tree.chain(tree.tokens[:1]) for tree in trees]
+            features, cache = self._forward(0, [tree.tokens for tree in trees], None)
+        if features is None:
+            raise UserError(f"memory runs out over one token of each of {len(rows)} rows: give a smaller max_rows")
         true = torch.cat([features.last[place, : len(tree)] for place, tree in enumerate(trees)])  # without padding
         logits = torch.split(backbone.logits(true), list(map(len, trees)))  # (N, V) of each row
-        kept: list[list[int]] = [[] for _ in nodes]
+        kept: list[list[int]] = [[] for _ in trees]
         for place, (row, tree) in enumerate(zip(rows, trees, strict=True)):
             with row.guarded():
                 if not row.request.done:

@@ -20,7 +20,7 @@ from .tree import Auto, Tree
 
 EXPLORING = 0.01  # of the time may go into drafts that are not expected to pay
 SELDOM = 64  # one drafted round in so many gives way to a plain one
-OFTEN = 12  # and until costs were compared a few times
+OFTEN = 6  # and until costs were compared a few times: until then, drafts that do not pay may look as if they did
 ENOUGH = 3  # such comparisons
 HORIZON = 64  # tokens over which what is read before the first draft has to pay
 MARGIN = 1.01  # drafting has to be so much faster

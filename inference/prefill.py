@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -59,14 +59,22 @@ def prefill(
 def _piece(backbone: Backbone, ids: Sequence[int], cache: Cache, taps: Sequence[int]) -> Features | None:
     """One forward behind the committed tokens; None where memory ran out, with the cache as it was."""
     lengths = list(cache.lengths)
+    given = torch.tensor([list(ids)], device=backbone.device)
+    features = attempted(lambda: backbone.forward(given, cache=cache, taps=taps), backbone.device)
+    if features is None:
+        cache.lengths, cache.pending = lengths, 0
+    return features
+
+
+def attempted(forward: Callable[[], Features], device: torch.device) -> Features | None:
+    """What a forward gives; None where memory ran out, and what it held is free again."""
     try:
-        return backbone.forward(torch.tensor([list(ids)], device=backbone.device), cache=cache, taps=taps)
+        return forward()
     except RuntimeError as error:
         if not _out_of_memory(error):
             raise
-    cache.lengths, cache.pending = lengths, 0
     gc.collect()  # what the failed forward held is gone once its frames are
-    if backbone.device.type == "cuda":
+    if device.type == "cuda":
         torch.cuda.empty_cache()
     return None
 

@@ -329,6 +329,57 @@ def test_a_forward_that_fails_ends_those_at_work_alone(monkeypatch: pytest.Monke
     nothing_left(engine)
 
 
+def without_memory(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """No forward over more than so many positions has room."""
+    right = module.Backbone.forward
+
+    def forward(self: Any, ids: torch.Tensor, **given: Any) -> Any:
+        if ids.numel() > most:
+            given["cache"].open(ids.shape[1])
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return right(self, ids, **given)
+
+    monkeypatch.setattr(module.Backbone, "forward", forward)
+
+
+@pytest.mark.parametrize("name", ["none", "eagle3"])
+def test_where_memory_runs_out_pieces_are_halved_and_drafts_left_out(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [{"prompt": prompt_of(length), "max_new_tokens": 9, **NO_END} for length in (120, 7, 90)]
+    expected = [Generator(backbone()).generate(**options).tokens for options in asked]
+    engine = Engine(backbone(), drafter(name), max_rows=3)
+    without_memory(monkeypatch, 40)
+    requests = [engine.submit(**options) for options in asked]
+    with pytest.warns(UserWarning, match="memory ran out over 217 positions of prompts: 108 are read at a time"):
+        engine.run()
+    without_memory(monkeypatch, 3)  # a token of each row
+    requests.append(engine.submit(prompt_of(3), max_new_tokens=9, **NO_END))
+    engine.run()
+    expected.append(Generator(backbone()).generate(prompt_of(3), max_new_tokens=9, **NO_END).tokens)
+    assert [request.output.tokens for request in requests] == expected
+    nothing_left(engine)
+
+
+def test_a_prompt_without_memory_leaves_those_that_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(backbone(), None, max_rows=2)
+    first = engine.submit(prompt_of(5), max_new_tokens=30, **NO_END)
+    engine.step()
+    large, last = (engine.submit(prompt_of(length), max_new_tokens=4, **NO_END) for length in (60, 2))
+    with monkeypatch.context() as patch:
+        without_memory(patch, 2)
+        with pytest.warns(UserWarning, match="memory ran out"):
+            engine.run()
+    with pytest.raises(UserError, match="memory ran out over .* positions of prompts, of 60 in this one"):
+        _ = large.output
+    for request, length in ((first, 5), (last, 2)):
+        limit = len(request.tokens)
+        assert limit == {5: 30, 2: 4}[length]
+        expected = Generator(backbone()).generate(prompt_of(length), max_new_tokens=limit, **NO_END).tokens
+        assert request.output.tokens == expected
+    nothing_left(engine)
+
+
 def churn(admissions: int, name: str) -> None:
     """Random arrivals and cancellations; what was not cancelled is whole, and the rest a beginning of it."""
     chance = random.Random(7)
