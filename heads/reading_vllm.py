@@ -6,6 +6,7 @@ runners, read in releases from 0.12.0 to 0.33.0; 0.32.0 was run, too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from .layouts import Config
@@ -216,13 +217,26 @@ def medusa(files: Files) -> Iterator[Finding]:
             "the file holds no projection: vLLM does not take the backbone's, and leaves it at random",
             f"{EXPORT.format('vllm')} (with --backbone)",
         )
-    yield from _one_projection(files)
+    yield from (*_one_projection(files), *_blocks(files))
     truncated, size = config.get("truncated_vocab_size"), config.get("vocab_size")
     if truncated and size and truncated < size:
         yield Finding(
             f"{truncated} of {size} tokens are proposed (truncated_vocab_size): vLLM reads token_map, and then stops, "
             "as it finds that nothing was loaded for it",
             "train without a draft vocabulary",
+        )
+
+
+def _blocks(files: Files) -> Iterator[Finding]:
+    """Whether vLLM builds as many blocks for a head as the file holds."""
+    block = r"(?:medusa_heads\.)?(?:blocks\.\d+\.layers\.(\d+)|\d+\.(\d+)\.linear)\.weight"
+    numbers = [int(m[1] or m[2]) for name in files.tensors if (m := re.fullmatch(block, name))]
+    said = files.config.get("num_hidden_layers", files.config.get("medusa_num_layers"))
+    if numbers and (said or 1) != (found := max(numbers) + 1):
+        yield Finding(
+            f"num_hidden_layers is {said or 'missing, so that one is built'}, and each head has {found} blocks: the "
+            "rest is dropped, or left at random, without a word",
+            f"set num_hidden_layers to {found}",
         )
 
 

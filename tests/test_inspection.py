@@ -120,6 +120,7 @@ FAULTS: list[tuple[str, str, str, Any, Any, str]] = [
     ("eagle3", "sglang", "sglang", None, put("midlayer.self_attn.q_proj.bias", ONE), "dropped without a word"),
     ("medusa", "vllm", "vllm:0.32", say(medusa_fc_bias=False), None, "since medusa_fc_bias is not true"),
     ("medusa", "vllm", "vllm:0.32", say(original_lm_head=False), None, "lm_head.weight is dropped"),
+    ("medusa", "vllm", "vllm:0.32", say(num_hidden_layers=2), None, "num_hidden_layers is 2, and each"),
     ("medusa", "vllm", "vllm:0.32", None, put("lm_heads.1.weight", ONE), "lm_heads.1.weight is dropped"),
     ("medusa", "vllm", "vllm:0.32", None, drop("lm_head.weight"), "does not take the backbone's"),
     ("medusa", "vllm", "vllm:0.32", say(truncated_vocab_size=40), None, "reads token_map, and then stops"),
