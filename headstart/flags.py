@@ -71,7 +71,8 @@ def given(typed: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, A
 
 
 def spelled(default: str) -> str:
-    """A default's source as YAML and the command line spell it: `None` as null, `(1, 2)` as [1, 2]."""
+    """A default's source as YAML and the command line spell it: `None` as null, `(1, 2)` as [1, 2], a path as text."""
+    default = default.removeprefix("Path(").removesuffix(")") if default.startswith("Path('") else default
     try:
         value = ast.literal_eval(default)
     except ValueError:

@@ -261,6 +261,25 @@ def test_a_folder_of_something_else_is_left_alone(rows, tmp_path):
     assert not (tmp_path / "half" / ".recipe.yaml.1.part").exists()
 
 
+def test_two_runs_in_one_folder_are_told_apart(undisturbed, rows, tmp_path):
+    """While the first one lives; the second one changes nothing of it."""
+    method, expected = undisturbed
+    recipe = recipe_of(tmp_path / "run", rows, method, save__every=2)
+    crash_at(recipe, 4)
+    part = recipe.run / "checkpoints" / ".step-000004.abc.part"
+    part.mkdir()
+    before = (recipe.run / "metrics.jsonl").read_text()
+    with (
+        checkpoints.alone(recipe.run),
+        pytest.raises(UserError, match="run: another process trains in this folder; wait for it, or choose another"),
+    ):
+        train(recipe, backbone=zoo.backbone())
+    assert part.exists()
+    assert (recipe.run / "metrics.jsonl").read_text() == before
+    train(recipe, backbone=zoo.backbone())
+    assert_equal_runs(recipe.run, expected)
+
+
 def test_a_run_folder_that_is_a_file_or_cannot_be_written_is_said(rows, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="file: is no folder"):

@@ -12,7 +12,7 @@ import runs
 import zoo
 from headstart import cli
 from headstart.errors import UserError
-from headstart.training.curves import best, read_curves, table
+from headstart.training.curves import Curves, best, read_curves, table
 from headstart.training.loop import train
 from headstart.training.plot import PANELS, draw
 
@@ -113,8 +113,24 @@ def test_every_panel_draws_what_it_is_called(tmp_path):
     assert [list(one) for one in drawn["Loss"]] == [[3.0, 2.0, 1.0], [3.0] * 3]
     assert [list(one) for one in drawn["Tokens a round"]] == [[1.9] * 3, [1.5, 1.7, 1.6]]
     assert [list(one) for one in drawn["Acceptance by depth, measured"]] == [[0.4] * 3]
-    assert len(drawn["Accuracy by depth"]) == 2
+    assert len(drawn["Accuracy by depth"]) == 4  # two depths while training, and held out
     assert [list(one) for one in drawn["Tokens a second, in training"]] == [[100.0] * 3]
+
+
+def test_no_curve_is_cut_off_and_all_panels_have_the_same_steps(tmp_path, monkeypatch):
+    """The second run is the faster one, and the longer one."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    made: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: made.append(self))
+    slow = Curves("a", [{"step": 5, "loss": 1.0, "tokens_per_second": 10.0}])
+    fast = Curves("b", [{"step": step, "loss": 1.0, "tokens_per_second": 2.0 * step} for step in (10, 40)])
+    draw([slow, fast], tmp_path / "curves.png")
+    *panels, _ = made[0].axes
+    assert [panel.get_xlim() for panel in panels] == [(0, 40.8)] * 5
+    low, high = panels[-1].get_ylim()
+    assert (low, high >= 80.0) == (0, True)
 
 
 def test_without_matplotlib_the_table_is_there_and_the_way_out(tmp_path, monkeypatch, capsys):

@@ -61,7 +61,13 @@ def method(path: Path) -> str:
     return path.stem
 
 
-@pytest.mark.parametrize(("config", "name"), [("gpus", "eagle3"), pytest.param("zero3", "medusa", marks=deepspeed)])
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        pytest.param("gpus", "eagle3", marks=pytest.mark.slow),  # in the default suite there is the step of eight rows
+        pytest.param("zero3", "medusa", marks=deepspeed),
+    ],
+)
 def test_two_processes_train_the_head_of_one(config, name, expected, tmp_path):
     """B056, B061, B064, G03."""
     path, alone = expected
@@ -71,6 +77,53 @@ def test_two_processes_train_the_head_of_one(config, name, expected, tmp_path):
         launch.succeed()
     launches.assert_same(tmp_path / "run", alone)
     assert (state(tmp_path / "run")["layout"], state(tmp_path / "run")["processes"]) == (LAYOUTS[config], 2)
+
+
+@pytest.mark.parametrize("name", [pytest.param("medusa", marks=pytest.mark.slow), "eagle3"])
+def test_eight_rows_four_times_two_and_two_ranks_of_four_are_one_step(name, tmp_path):
+    """G03: weights within 1e-5 in fp32, also of an epoch's short last step, three rows in uneven shards."""
+    launches.backbone(tmp_path / "backbone")
+    changes = {"batch__rows": 8, "batch__forward_rows": None, "optim__epochs": 2, "data__held_out": 0.1}
+    path = launches.recipe(tmp_path, runs.prepared(tmp_path, 13), name, **changes)
+    whole = launches.alone(path, tmp_path / "whole")
+    assert [len(line["rows"]) for line in runs.lines(whole, "rows.jsonl")] == [8, 3, 8, 3]
+    accumulated = launches.alone(path, tmp_path / "accumulated", {"batch.forward_rows": 2})
+    with Launch(tmp_path, "launch_node.sh", "--cpu", path, f"run={tmp_path / 'ranks'}") as launch:
+        launch.succeed()
+    assert state(tmp_path / "ranks")["processes"] == 2
+    for run in (accumulated, tmp_path / "ranks"):
+        launches.assert_same(run, whole)
+
+
+@pytest.mark.slow
+def test_more_processes_than_rows(rows, tmp_path):
+    """A process that never has a row of its own is told the loss of all, and does not take it for one that stands."""
+    launches.backbone(tmp_path / "backbone")
+    path = launches.recipe(tmp_path, rows, "eagle3", batch__rows=1, optim__max_steps=12)
+    alone = launches.alone(path, tmp_path / "alone")
+    with Launch(tmp_path, "launch_node.sh", "--cpu", path) as launch:
+        launch.succeed()
+    launches.assert_same(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["gpus", pytest.param("zero3", marks=deepspeed), "fsdp"])
+def test_a_row_that_is_not_finite_is_named_by_all(config, tmp_path):
+    """B047: each process looks at other rows, in step where the backbone is sharded, and none waits for ever."""
+    chats = zoo.chats(12)
+    chats[4][0]["content"] += "Z"
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    broken = zoo.model()
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[zoo.tokenizer()("Z").input_ids] = torch.nan
+    broken.save_pretrained(tmp_path / "backbone")
+    zoo.tokenizer().save_pretrained(tmp_path / "backbone")
+    path = launches.recipe(tmp_path, tmp_path / "chats.jsonl", "eagle3", batch__forward_rows=None)
+    more = {"HEADSTART_CACHE": str(tmp_path / "cache")}
+    with Launch(tmp_path, "launch_node.sh", "--cpu", "--config", config, path, **more) as launch:
+        assert launch.wait() != 0
+    said = "the backbone's last hidden state, from position 0 on, is not finite in .*chats.jsonl, row 5. The head keeps"
+    assert len(re.findall(said, launch.said)) == 2, launch.said
 
 
 @pytest.mark.slow

@@ -248,7 +248,7 @@ def test_describe(source):
 
 def test_defaults_are_spelled_as_they_are_typed():
     seen = {"None": "null", "True": "true", "'soft'": "soft", "(0.9, None)": "[0.9, null]", "1e-4": "0.0001"}
-    seen["Block(3)"] = "Block(3)"
+    seen |= {"Block(3)": "Block(3)", "Path('a.png')": "a.png"}
     assert {source: spelled(source) for source in seen} == seen
     assert spelled("0") == "0"
 

@@ -13,14 +13,22 @@ from headstart.data.prepare import PrepareSettings, prepare
 from headstart.errors import UserError
 from headstart.heads import chat
 from headstart.heads.backbone import Backbone
+from headstart.heads.exchange import FORMATS, export_head
 from headstart.heads.format import load_head, save_head
-from headstart.heads.methods import METHODS
+from headstart.heads.methods import METHODS, TRAINABLE
+from headstart.heads.vocab import DraftVocab
 from headstart.training.batches import Rows
 from headstart.training.loop import train
+from headstart.training.plan import plan
 from headstart.training.recipe import Recipe
 from headstart.training.start import counted, first_head, trained_head
 
 ROWS = Rows.from_lists([[50, 51, 52, 50, 51, 50, 7]], [[0, 1, 1, 1, 1, 1, 0]])  # other tokens than the head has
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return runs.prepared(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture
@@ -78,15 +86,37 @@ def test_a_new_head_needs_no_new_vocabulary(tmp_path):
         Recipe(backbone="tiny", run=tmp_path, new_vocab=True)
 
 
-def test_a_run_begins_with_a_head(tmp_path, stored):
-    from headstart.training.loop import train
-
-    rows = runs.prepared(tmp_path)
+def test_a_run_begins_with_a_head(tmp_path, stored, rows):
     recipe = runs.recipe(tmp_path / "warm", rows, "eagle3", start=str(stored[0]), optim__max_steps=1, optim__lr=1e-9)
     train(recipe, backbone=zoo.backbone())
     kept = runs.weights(tmp_path / "warm")
     assert torch.equal(kept["d2t"], stored[1].vocab.d2t)
     torch.testing.assert_close(kept["lm_head.weight"], stored[1].lm_head.weight.detach(), rtol=0, atol=1e-5)
+
+
+FOREIGN = [(method, to) for method in TRAINABLE for to in FORMATS if method in FORMATS[to]]
+
+
+@pytest.mark.parametrize(("method", "to"), FOREIGN)
+def test_a_run_and_its_plan_begin_with_a_head_in_other_tools_files(method, to, rows, tmp_path):
+    """Also where these can be read beside the backbone alone."""
+    backbone = zoo.backbone(num_hidden_layers=8)
+    fields = {"eagle1": {"fc_bias": False}, "eagle3": {}}.get(method, {"num_heads": 2})
+    vocab = DraftVocab(range(5, 45), zoo.VOCAB) if method == "eagle3" else None
+    head = METHODS[method].build(backbone, vocab=vocab, **fields)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    start = str(export_head(head, to, tmp_path / "theirs"))
+    changes = {"optim__max_steps": 1, "optim__lr": 1e-9, "evaluate__prompts": 0, "head": {}}
+    recipe = runs.recipe(tmp_path / "run", rows, method, start=start, **changes)
+    planned = plan(recipe, backbone=backbone).facts["trainable parameters"]
+    made = load_head(train(recipe, backbone=backbone))
+    assert planned == f"{sum(one.numel() for one in made.parameters()):,}"
+    for name, weight in head.state_dict().items():
+        if name in made.state_dict():
+            torch.testing.assert_close(made.state_dict()[name], weight, rtol=0, atol=1e-7)
+    assert {name for name, _ in head.named_parameters()} - {name for name, _ in made.named_parameters()} <= {"fc.bias"}
 
 
 def test_a_head_records_the_template_of_its_rows(tmp_path):

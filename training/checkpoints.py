@@ -14,12 +14,15 @@ to hold none of them.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -89,6 +92,33 @@ def open_run(recipe: Recipe, *, write: bool = True) -> None:
         raise UserError(f"{recipe.run}: holds {strange[0]} and no run; choose a folder for the run alone (run=...)")
     if write:
         write_whole(path, dump_text(recipe))
+
+
+@contextmanager
+def alone(run: Path) -> Iterator[None]:
+    """Hold the folder of a run, which is made if need be; a killed process holds nothing.
+
+    Raises:
+        UserError: another process holds it, or it cannot be made.
+    """
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        handle = os.open(run, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"{run}: cannot be written ({error.strerror}); choose another folder (run=...)") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UserError(
+            f"{run}: another process trains in this folder; wait for it, or choose another folder (run=...)"
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def save(run: Path, state: State, weights: Mapping[str, Tensor], moments: Mapping[str, Any], keep: int) -> Path:

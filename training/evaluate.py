@@ -23,7 +23,7 @@ from ..inference.tree import Shape, limited, parse_shape
 from .batches import Batch, Rows, anchors, forwards
 from .estimate import Estimate
 from .objective import Objective
-from .processes import in_step
+from .processes import gathered, in_step
 from .setup import Setup
 
 LOGITS = 1 << 24  # full-vocabulary logits held at a time
@@ -86,7 +86,7 @@ def evaluate(setup: Setup) -> dict[str, Any]:
             if wanted.prompts:
                 with in_step(setup.layout, setup.backbone):
                     stats = _measured(setup, prompts(rows, wanted.prompts)[rank::world])
-                stats = merge(_gathered(accelerator, stats))
+                stats = merge(gathered(accelerator, stats))
                 figures |= {
                     "tree": str(shape),
                     "acceptance_length": stats.acceptance_length,
@@ -165,9 +165,3 @@ def _measured(setup: Setup, mine: Sequence[list[int]]) -> Stats:
         for prompt in mine
         if len(prompt) <= room
     )
-
-
-def _gathered(accelerator: Any, stats: Stats) -> list[Stats]:
-    from accelerate.utils import gather_object
-
-    return list(gather_object([stats])) if accelerator.num_processes > 1 else [stats]

@@ -72,43 +72,45 @@ class Log:
                 self.say(f"{self.files[name].name}: cannot be written ({error.strerror}); training goes on")
 
 
+def totals(results: Sequence[Result], accelerator: Any) -> Tensor:
+    """(3, D) what the forwards of a step came to, on the CPU: losses, hits, divergence. On all processes, of all."""
+    parts = []
+    for one in results:
+        distance = torch.zeros_like(one.losses) if one.distance is None else one.distance.expand_as(one.losses)
+        parts.append(torch.stack((one.losses, one.hits.to(one.losses), distance)))
+    found: Tensor = accelerator.reduce(torch.stack(parts).sum(0), "sum").cpu()
+    return found
+
+
 class Window:
-    """Sums since the last line of metrics.
+    """Sums since the last line of metrics, over all processes.
 
     Args:
         weights: (D,) of the depths, 1 in all.
-        world: number of processes. Until `figures`, sums are those of this one, and count for all.
     """
 
-    def __init__(self, weights: Tensor, world: int) -> None:
-        self.weights, self.world = weights, world
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
         self.loss = self.step_seconds = 0.0
         """Of the last step."""
         self._clear()
 
     def _clear(self) -> None:
-        self.losses, self.hits, self.counts = (torch.zeros_like(self.weights) for _ in range(3))
-        self.tokens, self.seconds = 0, 0.0
-        self.distance, self.apart = torch.zeros(()), 0.0
+        self.sums, self.counts = torch.zeros(3, len(self.weights)), torch.zeros_like(self.weights)
+        self.tokens, self.seconds, self.apart = 0, 0.0, 0.0
 
-    def add(self, results: Sequence[Result], counts: Tensor, tokens: int, seconds: float) -> None:
-        """A step: what its forwards came to, its positions by depth (D,) and of other sums, its tokens, its time."""
+    def add(self, sums: Tensor, counts: Tensor, tokens: int, seconds: float) -> None:
+        """A step: its `totals`, its positions by depth (D,) and of other sums, its tokens, its time."""
         counts, others = counts[: len(self.weights)], counts[len(self.weights) :]
+        self.loss = self._loss(sums, counts)
+        self.sums, self.counts = self.sums + sums, self.counts + counts
         self.apart += float(others.sum())
-        self.distance = self.distance + sum(one.distance.cpu() for one in results if one.distance is not None)
-        losses = torch.stack([one.losses.cpu() for one in results]).sum(0)
-        self.loss = self._loss(losses * self.world, counts)
-        self.losses += losses
-        self.hits += torch.stack([one.hits.cpu() for one in results]).sum(0)
-        self.counts += counts
-        self.tokens += tokens
-        self.seconds += seconds
-        self.step_seconds = seconds
+        self.tokens, self.seconds, self.step_seconds = self.tokens + tokens, self.seconds + seconds, seconds
 
     @property
     def accuracy(self) -> list[float]:
         """By depth: first choices that are the ones taught."""
-        found: list[float] = (self.hits * self.world / self.counts.clamp(min=1)).tolist()
+        found: list[float] = (self.sums[1] / self.counts.clamp(min=1)).tolist()
         return found
 
     @property
@@ -116,23 +118,20 @@ class Window:
         """True tokens a second, of steps alone."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def figures(self, accelerator: Any) -> dict[str, Any]:
-        """What is reported of the window, over all processes; the next one begins."""
-        own = torch.stack((self.losses, self.hits, self.distance.expand_as(self.losses)))
-        sums = accelerator.reduce(own.to(accelerator.device), "sum").cpu()
-        each = sums[:2] / self.counts.clamp(min=1)  # (2, D)
+    def figures(self) -> dict[str, Any]:
+        """What is reported of the window; the next one begins."""
         figures = {
-            "loss": self._loss(sums[0], self.counts),
-            "loss_by_depth": each[0].tolist(),
-            "accuracy": each[1].tolist(),
+            "loss": self._loss(self.sums, self.counts),
+            "loss_by_depth": (self.sums[0] / self.counts.clamp(min=1)).tolist(),
+            "accuracy": self.accuracy,
             "tokens_per_second": self.rate,
-            **({"divergence": float(sums[2, 0]) / self.apart} if self.apart else {}),
+            **({"divergence": float(self.sums[2, 0]) / self.apart} if self.apart else {}),
         }
         self._clear()
         return figures
 
-    def _loss(self, losses: Tensor, counts: Tensor) -> float:
-        return float((losses / counts.clamp(min=1) * self.weights).sum())
+    def _loss(self, sums: Tensor, counts: Tensor) -> float:
+        return float((sums[0] / counts.clamp(min=1) * self.weights).sum())
 
 
 def told(figures: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from .batches import Batch
 from .checkpoints import Interrupts, State
 from .distilled import Distilled, of_head
 from .evaluate import evaluate
-from .log import Log, Window, memory, told
+from .log import Log, Window, memory, told, totals
 from .lora import merged
 from .losses import wording
 from .objective import Result
@@ -73,16 +74,17 @@ def train(
 
 def _sitting(setup: Setup) -> None:
     """Begin a run, or go on with it, to its end."""
-    recipe = setup.recipe
-    if setup.accelerator.is_main_process:
-        checkpoints.open_run(recipe)
-        checkpoints.remove_leftovers(recipe.run)
-    setup.accelerator.wait_for_everyone()
-    run = Run(setup, checkpoints.resume(recipe.run, setup))
-    try:
-        run.train()
-    finally:
-        run.log.close()
+    recipe, main = setup.recipe, setup.accelerator.is_main_process
+    with checkpoints.alone(recipe.run) if main else nullcontext():
+        if main:
+            checkpoints.open_run(recipe)
+            checkpoints.remove_leftovers(recipe.run)
+        setup.accelerator.wait_for_everyone()
+        run = Run(setup, checkpoints.resume(recipe.run, setup))
+        try:
+            run.train()
+        finally:
+            run.log.close()
 
 
 class Run:
@@ -92,7 +94,7 @@ class Run:
         self.setup, self.state, self.recipe = setup, state, setup.recipe
         self.log = Log(setup.recipe, setup.accelerator, state.step, state.evaluated, setup.schedule.steps)
         self.clock = time.monotonic() - state.seconds
-        self.window = Window(setup.objective.shares.cpu(), setup.accelerator.num_processes)
+        self.window = Window(setup.objective.shares.cpu())
         self.first_losses: list[float] = []
         self.last: dict[str, float] = {}
 
@@ -127,7 +129,7 @@ class Run:
         setup.objective.joined = setup.schedule.joined(self.recipe.adapter.alone, *here)
         results, norm = optimize(setup, batches, counts, lr, state.step)
         tokens = int(setup.rows.lengths[rows].sum())
-        self.window.add(results, counts, tokens, time.monotonic() - began)
+        self.window.add(totals(results, setup.accelerator), counts, tokens, time.monotonic() - began)
         self.last = {"lr": lr, "gradient_norm": norm}
         state.step, state.tokens, state.seconds = state.step + 1, state.tokens + tokens, time.monotonic() - self.clock
         self.check()
@@ -153,7 +155,7 @@ class Run:
         figures = {
             "epoch": self.setup.batches.place(state.step - 1)[0] + 1,
             **self.last,
-            **self.window.figures(accelerator),
+            **self.window.figures(),
             "tokens": state.tokens,
             "seconds": state.seconds,
             "seconds_left": self.setup.schedule.seconds_left(state.step, state.seconds),

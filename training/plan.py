@@ -23,8 +23,10 @@ from ..data.feature_key import Reads, stored_as
 from ..errors import UserError
 from ..files import cache_folder
 from ..heads.backbone import Backbone
+from ..heads.base import DraftHead
 from ..heads.format import load_head
-from ..heads.load import sketch_backbone
+from ..heads.layouts import BackboneNeededError
+from ..heads.load import load_backbone, sketch_backbone
 from ..progress import duration
 from .batches import Batches, Rows, anchors, collate
 from .calibration import LOOKED_AT, calibrated
@@ -166,7 +168,7 @@ def plan(
 
 
 def _shape(recipe: Recipe, sketch: Backbone, rows: Rows, device: torch.device, settings: PlanSettings) -> Shape:
-    head = load_head(recipe.start) if recipe.start else sketch_head(recipe, sketch)
+    head = _start(recipe, recipe.start, sketch) if recipe.start else sketch_head(recipe, sketch)
     if recipe.lora.rank is not None:
         adapt(head, recipe.lora)
     depths = depths_of(recipe.loss, head)
@@ -176,6 +178,15 @@ def _shape(recipe: Recipe, sketch: Backbone, rows: Rows, device: torch.device, s
         recipe, sketch, head, dtype, autocast_of(recipe, device), device.type, positions, found, settings.processes,
         settings.layout,
     )  # fmt: skip
+
+
+def _start(recipe: Recipe, start: str, sketch: Backbone) -> DraftHead:
+    """The trained head; files of some other tools can be read only beside the backbone's own weights."""
+    there = None if sketch.device.type == "meta" else sketch
+    try:
+        return load_head(start, there)
+    except BackboneNeededError:
+        return load_head(start, load_backbone(recipe.backbone, revision=recipe.revision))
 
 
 def _largest(recipe: Recipe, rows: Rows, depths: int, world: int) -> tuple[int, list[int]]:

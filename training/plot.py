@@ -1,7 +1,7 @@
 """Curves of runs as a picture: loss, accuracy and acceptance by depth, acceptance length, speed.
 
-A colour stands for a run, a lighter line for a deeper depth. matplotlib is imported when a picture is drawn, and not
-needed for anything else.
+A colour stands for a run, a lighter line for a deeper depth, and all panels have the same steps. matplotlib is imported
+when a picture is drawn, and not needed for anything else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ STYLE: Any = {
     "xtick.color": FAINT, "ytick.color": FAINT, "axes.titlesize": 11, "axes.titleweight": "bold",
     "axes.titlelocation": "left", "axes.titlecolor": INK, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "grid.color": GRID, "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 8.5,
+    "figure.constrained_layout.w_pad": 0.15, "figure.constrained_layout.h_pad": 0.15,
 }  # fmt: skip
+TRAINED: dict[str, Any] = {"alpha": 0.45, "linewidth": 1}
+ESTIMATED: dict[str, Any] = {"linestyle": ":", "marker": "o", "markerfacecolor": "white"}
 
 
 def draw(runs: Sequence[Curves], path: Path) -> None:
@@ -38,11 +41,15 @@ def draw(runs: Sequence[Curves], path: Path) -> None:
         raise UserError("matplotlib is missing, which draws the curves: pip install 'headstart[plot]'") from None
     with rc_context(STYLE):
         figure = Figure(figsize=(13, 7), dpi=130, facecolor="white", layout="constrained")
+        last = max(line["step"] for run in runs for line in (*run.steps, *run.held_out))
         panels = figure.subplots(2, 3).flatten()
         for panel, fill in zip(panels, PANELS, strict=False):
             for place, run in enumerate(runs):
                 fill(panel, run, COLOURS[place % len(COLOURS)])
             panel.set_xlabel("step")
+            panel.set_xlim(0, 1.02 * max(last, 1))
+            panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+            panel.xaxis.get_major_locator().set_params(integer=True)
             if not panel.has_data():
                 panel.text(0.02, 0.9, "nothing was measured", color=FAINT, transform=panel.transAxes)
         _legend(panels[-1], runs)
@@ -53,30 +60,34 @@ def draw(runs: Sequence[Curves], path: Path) -> None:
 
 def _loss(panel: Any, run: Curves, colour: str) -> None:
     panel.set_title("Loss")
-    _line(panel, run.points("loss"), colour, alpha=0.45, linewidth=1)
+    _line(panel, run.points("loss"), colour, **TRAINED)
     _line(panel, run.points("loss", held_out=True), colour, marker="o")
+    _digits(panel, "{:.4g}")
 
 
 def _accuracy(panel: Any, run: Curves, colour: str) -> None:
     panel.set_title("Accuracy by depth")
-    _depths(panel, run.by_depth("accuracy", held_out=True) or run.by_depth("accuracy"), colour)
+    _depths(panel, run.by_depth("accuracy"), colour, **TRAINED)
+    _depths(panel, run.by_depth("accuracy", held_out=True), colour, marker="o")
 
 
 def _acceptance(panel: Any, run: Curves, colour: str) -> None:
     panel.set_title("Acceptance by depth, measured")
-    _depths(panel, run.by_depth("acceptance", held_out=True), colour)
+    _depths(panel, run.by_depth("acceptance", held_out=True), colour, marker="o")
 
 
 def _length(panel: Any, run: Curves, colour: str) -> None:
     panel.set_title("Tokens a round")
-    _line(panel, run.points("estimated_acceptance_length", held_out=True), colour, linestyle=":", marker=".")
+    _line(panel, run.points("estimated_acceptance_length", held_out=True), colour, **ESTIMATED)
     _line(panel, run.points("acceptance_length", held_out=True), colour, marker="o")
+    _digits(panel, "{:.4g}")
 
 
 def _speed(panel: Any, run: Curves, colour: str) -> None:
     panel.set_title("Tokens a second, in training")
     _line(panel, run.points("tokens_per_second"), colour)
-    panel.set_ylim(bottom=0)
+    panel.set_ylim(0, max([panel.get_ylim()[1], *(1.05 * value for _, value in run.points("tokens_per_second"))]))
+    _digits(panel, "{:,.0f}")
 
 
 PANELS = (_loss, _accuracy, _acceptance, _length, _speed)
@@ -85,14 +96,19 @@ PANELS = (_loss, _accuracy, _acceptance, _length, _speed)
 def _line(panel: Any, points: Points, colour: str, **style: Any) -> None:
     if points:
         steps, values = zip(*points, strict=True)
-        panel.plot(steps, values, color=colour, markersize=4, **style)
+        panel.plot(steps, values, color=colour, **{"markersize": 4, **style})
 
 
-def _depths(panel: Any, depths: Sequence[Points], colour: str) -> None:
+def _depths(panel: Any, depths: Sequence[Points], colour: str, **style: Any) -> None:
     for depth, points in enumerate(depths):
-        _line(panel, points, colour, alpha=max(0.25, 1 - 0.25 * depth), marker=".")
-    panel.set_ylim(0, 1.02)
-    panel.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        alpha = style.get("alpha", 1.0) * max(0.25, 1 - 0.25 * depth)
+        _line(panel, points, colour, **{**style, "alpha": alpha})
+    panel.set_ylim(-0.02, 1.02)
+    _digits(panel, "{:.0%}")
+
+
+def _digits(panel: Any, form: str) -> None:
+    panel.yaxis.set_major_formatter(lambda value, _: form.format(value))
 
 
 def _legend(panel: Any, runs: Sequence[Curves]) -> None:
@@ -101,11 +117,11 @@ def _legend(panel: Any, runs: Sequence[Curves]) -> None:
         panel.plot([], [], color=COLOURS[place % len(COLOURS)], linewidth=3, label=run.name)
     kinds: dict[str, dict[str, Any]] = {
         "held out, measured": {"marker": "o"},
-        "estimated": {"linestyle": ":", "marker": "."},
-        "while training": {"alpha": 0.45, "linewidth": 1},
-        "lighter: deeper": {"alpha": 0.3, "marker": "."},
+        "estimated": ESTIMATED,
+        "while training": TRAINED,
+        "lighter: deeper": {"alpha": 0.3, "marker": "o"},
     }
     for label, style in kinds.items():
-        panel.plot([], [], color=INK, markersize=4, label=label, **style)
-    panel.legend(loc="center left")
+        panel.plot([], [], color=INK, label=label, **{"markersize": 4, **style})
+    panel.legend(loc="upper left")
     panel.axis("off")

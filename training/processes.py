@@ -106,17 +106,22 @@ def _go(layout: Layout, wanted: bool) -> bool | None:
     return None if wanted else found
 
 
+def gathered(accelerator: Any, own: T) -> list[T]:
+    """What each process has, in their order. On all processes."""
+    if accelerator.num_processes == 1:
+        return [own]
+    from accelerate.utils import gather_object
+
+    return list(gather_object([own]))
+
+
 def same_on_all(accelerator: Any, facts: Mapping[str, Any]) -> None:
     """All processes have to have the same.
 
     Raises:
         UserError: one has not; names the fact, and both values.
     """
-    if accelerator.num_processes == 1:
-        return
-    from accelerate.utils import gather_object
-
-    for process, others in enumerate(gather_object([dict(facts)])):
+    for process, others in enumerate(gathered(accelerator, dict(facts))):
         for name, value in facts.items():
             if others[name] != value:
                 raise UserError(

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ..errors import UserError
 from .batches import Batch
+from .processes import gathered, in_step
 from .setup import Setup
 
 
 def check_gradient(setup: Setup, batches: Sequence[Batch], norm: float, step: int) -> None:
-    """The gradient of a step has to be finite, and not zero.
+    """The gradient of a step has to be finite, and not zero. On all processes, which then say the same.
 
     Args:
         batches: of the step, on this process.
@@ -37,17 +38,16 @@ def check_gradient(setup: Setup, batches: Sequence[Batch], norm: float, step: in
     for name, weight in setup.head.named_parameters():
         if not weight.isfinite().all():
             raise UserError(f"{where}: the head's weight {name} holds values that are not finite; its start was wrong")
-    for batch in batches:
-        for row, number in enumerate(batch.rows):
-            one = _row(batch, row)
-            if tensor := _not_finite(setup, one):
-                raise UserError(
-                    f"{where}: {tensor} is not finite in {setup.rows.places[number]}. The head keeps the weights of "
-                    "the step before. Leave the row out, or try precision.backbone=float32"
-                )
+    with setup.layout.whole(), in_step(setup.layout, setup.backbone):
+        own = _origin(setup, batches)
+    if found := next(filter(None, gathered(setup.accelerator, own)), ""):
+        raise UserError(
+            f"{where}: {found}. The head keeps the weights of the step before. Leave the row out, or try "
+            "precision.backbone=float32"
+        )
     trained = {name.removeprefix("head."): weight for name, weight in setup.objective.named_parameters()}
     gradients = {name: weight.grad for name, weight in trained.items() if weight.grad is not None}
-    broken = ", ".join(name for name, gradient in gradients.items() if _broken(gradient)) or "on another process"
+    broken = ", ".join(name for name, gradient in gradients.items() if _broken(gradient)) or "in shards"
     raise UserError(
         f"{where}: the gradient is not finite ({broken}), though every loss is. The head keeps the weights of the step "
         "before. Try a lower optim.lr, or precision.autocast=no"
@@ -65,6 +65,15 @@ def check_movement(losses: Sequence[float], number: int) -> None:
             f"the loss has not moved in {number} steps, it is {losses[-1]:.6g}: nothing is learned. Look at the rows "
             "(headstart data preview), at optim.lr, and whether this is the backbone that you mean"
         )
+
+
+def _origin(setup: Setup, batches: Sequence[Batch]) -> str:
+    """The first tensor of these batches that is not finite, and its row; empty if all are."""
+    for batch in batches:
+        for row, number in enumerate(batch.rows):
+            if tensor := _not_finite(setup, _row(batch, row)):
+                return f"{tensor} is not finite in {setup.rows.places[number]}"
+    return ""
 
 
 def _not_finite(setup: Setup, batch: Batch) -> str:
