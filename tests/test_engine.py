@@ -14,7 +14,9 @@ from test_generator import FAMILIES, FORMS, LUCK, NO_END, Scripted, backbone, di
 import zoo
 from headstart.errors import UserError
 from headstart.heads.methods import METHODS
+from headstart.inference import auto
 from headstart.inference import engine as module
+from headstart.inference.costs import CostModel, Costs
 from headstart.inference.drafters import OWN_NODES
 from headstart.inference.engine import Engine
 from headstart.inference.generator import Generator
@@ -427,6 +429,26 @@ def test_random_admissions_and_cancellations() -> None:
 @pytest.mark.parametrize("name", ["eagle3", "ngram", "none", "medusa"])
 def test_a_thousand_admissions(name: str) -> None:
     churn(1000, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", ["dynamic:3x3x6", "auto"])
+def test_two_hundred_arrivals(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy and drawn ones at random times: each as alone."""
+    costs = CostModel({rows: Costs({1: 1.0, 24: 1.0 + rows / 8}, {1: 0.1, 6: 0.2}) for rows in (1, 6)}, read=0.01)
+    monkeypatch.setattr(auto, "costs_of", lambda *given, **more: costs)
+    chance = random.Random(3)
+    prompts = [prompt_of(chance.randrange(1, 90)) for _ in range(200)]
+    expected = [Generator(backbone()).generate(**options) for options in mixed(prompts, 5)]
+    engine = Engine(backbone(), drafter("eagle3"), max_rows=6, max_tokens=700, tree=tree)
+    requests = []
+    for options in mixed(prompts, 5):
+        requests.append(engine.submit(**options))
+        for _ in range(chance.choice([0, 0, 1, 3, 9])):
+            engine.step()
+    engine.run()
+    same(requests, expected, rounds=False)
+    nothing_left(engine)
 
 
 def test_cancelling_while_it_runs_and_while_it_waits() -> None:
