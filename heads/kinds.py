@@ -19,11 +19,13 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("medusa-trt", r"medusa_heads\.\d+\.(medusa_layers|lm_head)\..*"),
     ("medusa-vllm", r"(medusa_heads\.)?(blocks|lm_heads)\.\d+\..*"),
     ("medusa", r"((medusa_head|medusa_heads|model)\.)?\d+\.\d+\.(linear\.)?(weight|bias)"),
+    ("lora", r".*\.lora_[AB](\..*)?"),
     ("causal-lm", r"(model|transformer|gpt_neox)\.(layers|h)\.\d+\..*"),
     ("eagle", rf"(model\.)?({_EAGLE})"),
 )
 _UNKNOWN = {
     "dflash": "a DFlash head, which is not known here",
+    "lora": "an adapter (LoRA), which changes a model and drafts nothing",
     "causal-lm": "a whole causal LM, which is to be given as the backbone",
 }
 TITLES = {

@@ -421,3 +421,10 @@ def test_a_whole_model_is_no_head(layers: int, tmp_path: Path) -> None:
     zoo.backbone(num_hidden_layers=layers).model.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="a whole causal LM, which is to be given as the backbone"):
         load_head(tmp_path, backbone())
+
+
+def test_an_adapter_is_no_head(tmp_path: Path) -> None:
+    names = [f"base_model.model.model.layers.{i}.self_attn.q_proj.lora_{p}.weight" for i in range(2) for p in "AB"]
+    path = folder(tmp_path, {"peft_type": "LORA"}, {name: draw(4, H) for name in names}, "adapter_model.safetensors")
+    with pytest.raises(UserError, match=r"an adapter \(LoRA\), which changes a model"):
+        load_head(path)
