@@ -222,3 +222,13 @@ def test_a_long_row_has_a_forward_of_its_own():
 def test_nothing_to_train_on_is_said():
     with pytest.raises(UserError, match="nothing to train on"):
         Batches(rows_of([5]).trimmed(3).select([]), BatchSettings(), 0)
+
+
+def test_the_longest_run_is_what_the_deepest_anchors_need() -> None:
+    """It neither joins rows nor counts what was cut off behind a row."""
+    rows = Rows.from_lists([[1] * 6, [1] * 7], [[0, 1, 1, 0, 1, 1], [1, 1, 1, 0, 0, 1, 0]])
+    assert rows.longest == 3
+    assert [len(at) for at in anchors(torch.tensor(rows[1][1])[None], 2)] == [1, 0]
+    assert rows.select([0]).longest == 2
+    assert Rows.from_lists([[1] * 3], [[0] * 3]).longest == 0
+    assert Rows.from_lists([[1] * 3], [[1] * 3]).longest == 3

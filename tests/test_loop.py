@@ -281,6 +281,7 @@ def test_rows_without_supervision_never_start(rows, tmp_path, monkeypatch):
         ({"data.train": ["missing.jsonl"]}, "missing.jsonl: no such file"),
         ({"data.train": []}, "no file of chats"),
         ({"loss.depths": 7}, "loss.depths is 7; the medusa head has 2 depths"),
+        ({"head.num_heads": 99}, "99 depths, .* longest reply .* has .* tokens: from depth .* Set head.num_heads to"),
         ({"log.trackers": ["wandbb"]}, "log.trackers is"),
         ({"evaluate.tree": "chain:x"}, "tree 'chain:x'"),
         ({"seed": 10**20}, "seed is 1"),

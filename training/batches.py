@@ -140,6 +140,15 @@ class Rows:
         sums = np.concatenate(([0], np.cumsum(self.mask)))
         return sums[self.stops] - sums[self.starts]
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest run of supervised ones; depth d learns from runs of d + 2 and more."""
+        found = 0
+        for row in range(len(self)):
+            edges = np.flatnonzero(np.diff(self[row][1], prepend=False, append=False))
+            found = max(found, int((edges[1::2] - edges[::2]).max(initial=0)))
+        return found
+
     def parted(self, held_out: float, max_length: int) -> tuple[Rows, Rows]:
         """Rows to train on and rows held out, by `split`, each `trimmed`."""
         trained, held = (self.select(part).trimmed(max_length) for part in split(self.keys, held_out))

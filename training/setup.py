@@ -116,6 +116,7 @@ def set_up(recipe: Recipe, backbone: Backbone | None = None) -> Setup:
     rows, held_out = prepared.parted(recipe.data.held_out, recipe.data.max_length)
     batches = Batches(rows, recipe.batch, recipe.seed, rank=accelerator.process_index, world=accelerator.num_processes)
     head = first_head(recipe, method, backbone, rows, trained)
+    _check_depths(head, rows)
     head.config.template_hash = template_of(recipe.data) or head.config.template_hash
     if recipe.data.cache is not None:
         reads, together = Reads.of(head), partial(in_step, layout, backbone)
@@ -167,6 +168,16 @@ def _method(recipe: Recipe) -> type[DraftHead]:
             hint = _hint(name, known)
             raise UserError(f"unknown setting head.{name}: {recipe.method} has {', '.join(known)}{hint}")
     return method
+
+
+def _check_depths(head: DraftHead, rows: Rows) -> None:
+    """Refuse heads side by side of which the last ones would stay as they begin."""
+    if head.max_depth is not None and rows.longest <= head.max_depth:
+        raise UserError(
+            f"the {head.method} head has {head.max_depth} depths, and the longest reply that is trained on has "
+            f"{rows.longest} tokens: from depth {rows.longest - 1} on nothing would be learned. Set head.num_heads to "
+            f"{rows.longest - 1} or less, or train on longer replies (data.max_length cuts them, too)"
+        )
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
