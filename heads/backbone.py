@@ -13,8 +13,9 @@ Letters: B rows, T positions, H hidden width, V vocabulary, N layers.
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,9 @@ from .anatomy import (
     find_norm,
     find_reaches,
     find_turn,
+    refuse_both_ways,
     refuse_slots,
+    run_by_texts,
 )
 from .attention import attending, substitute
 from .cache import Cache, cache_argument
@@ -37,6 +40,11 @@ from .forms import adapters, fingerprint, matrix_of, named_weights, place_of, ro
 from .mask import EVERYTHING, attention_mask, causal, positions, widened
 from .tapping import Tapping
 
+_FINISH: dict[str, Callable[[Tensor, float], Tensor]] = {  # in this order
+    "logit_scale": lambda logits, scale: logits * scale,
+    "logits_scaling": lambda logits, divisor: logits / divisor,
+    "final_logit_softcapping": lambda logits, cap: torch.tanh(logits / cap) * cap,
+}
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Tensor
 
 
@@ -92,8 +100,9 @@ class Backbone:
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
         self._decoder: nn.Module = find_decoder(self.inner)
-        refuse_slots(self.config, self.name)
-        self._reaches = find_reaches(self.config, self.name)
+        self._reaches = find_reaches(self.config, self._decoder, self.name)
+        refuse_slots(self.config, self._decoder, self.name)
+        refuse_both_ways(self.config, self.name)
         self._turn, self._recomputes = find_turn(self.config)
         self._layers = find_layers(self._decoder, self.num_layers)
         self._norm = find_norm(self._decoder)
@@ -105,7 +114,8 @@ class Backbone:
             warnings.warn(f"{self.name}: {note}{self.substitute}, whole texts keep it", stacklevel=2)
         self.cache_argument = cache_argument(self._decoder)
         self._tappings: dict[tuple[int, ...], Tapping] = {}
-        self._checked = False
+        self._finish: Sequence[str] | None = None
+        """Fields of the config that change the projection, once that was looked up."""
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -256,20 +266,18 @@ class Backbone:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., H) hidden states after the final norm to (..., V) logits, with the model's own scales and soft cap."""
-        if not self._checked:
-            self._check_logits()
-        return self._logits(hidden)
+        weight, states = getattr(self._projection, "weight", None), hidden
+        if isinstance(weight, Tensor) and weight.is_floating_point():
+            states = hidden.to(weight.dtype)
+        return self.finish(self._projection(states)).to(hidden.device)
 
     def finish(self, logits: Tensor) -> Tensor:
         """What the model does to its projection: scales and soft cap (elementwise, so a slice may be given)."""
-        scale = getattr(self.config, "logit_scale", None)
-        divisor = getattr(self.config, "logits_scaling", None)
-        cap = getattr(self.config, "final_logit_softcapping", None)
-        if scale is not None:
-            logits = logits * scale
-        if divisor is not None:
-            logits = logits / divisor
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        if self._finish is None:
+            self._find_finish()
+        for name in self._finish or ():
+            logits = _FINISH[name](logits, getattr(self.config, name))
+        return logits
 
     def embed(self, ids: Tensor) -> Tensor:
         """(...) token ids to (..., H) input embeddings, the model's own scale included."""
@@ -338,27 +346,28 @@ class Backbone:
     def tapping(self, taps: Sequence[int]) -> Tapping:
         """What keeps these hidden states of a forward; the same one each time."""
         stream = getattr(self.config, "altup_active_idx", 0)
-        return self._tappings.setdefault(tuple(taps), Tapping(self._layers, taps, stream))
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        weight, states = getattr(self._projection, "weight", None), hidden
-        if isinstance(weight, Tensor) and weight.is_floating_point():
-            states = hidden.to(weight.dtype)
-        return self.finish(self._projection(states)).to(hidden.device)
+        states = [run_by_texts(self.config, k) for k in taps]
+        return self._tappings.setdefault(tuple(taps), Tapping(self._layers, states, stream))
 
     @torch.no_grad()
-    def _check_logits(self) -> None:
-        """Once: the projection of the last hidden state has to be what the model itself calls logits."""
+    def _find_finish(self) -> None:
+        """Once: the projection of the last hidden state, and so much of this, has to be what the model calls logits.
+
+        Not every model does what its config says (AyaVision leaves out the scale of its text model).
+        """
+        said = [name for name in _FINISH if getattr(self.config, name, None) is not None]
         ids = torch.arange(1, 4, device=self.device)[None] % self.vocab_size
         expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        found = self._logits(self.forward(ids).last)[0].float()
-        gap = (found - expected.to(found.device)).abs().max().item()
-        if gap > 0.05 * expected.abs().max().item() + 1e-3:
-            raise UserError(
-                f"{self.name}: its logits are not the output projection of its last hidden state (largest difference "
-                f"{gap:.3g}); {type(self.model).__name__} does something between them that is not known here"
-            )
-        self._checked = True
+        last, gaps = self.forward(ids).last[0], list[float]()
+        for self._finish in (one for count in range(len(said), -1, -1) for one in itertools.combinations(said, count)):
+            gaps.append((self.logits(last).float().to(expected.device) - expected).abs().max().item())
+            if gaps[-1] <= 0.05 * expected.abs().max().item() + 1e-3:
+                return
+        self._finish = None
+        raise UserError(
+            f"{self.name}: its logits are not the output projection of its last hidden state (largest difference "
+            f"{gaps[0]:.3g}); {type(self.model).__name__} does something between them that is not known here"
+        )
 
     def _checked_ids(self, ids: Sequence[Any]) -> list[int]:
         for place, token in enumerate(ids):

@@ -30,7 +30,8 @@ class Cache(transformers.Cache):
         rows: number of rows, B.
         capacity: slots a row has at first; more are added as needed.
 
-    `keys` and `values` hold one (B, h, S, d) buffer a layer, allocated when its first states arrive.
+    `keys` and `values` hold one (B, h, S, d) buffer a layer, allocated when its first states arrive; S is 0 for layers
+    that texts do not run (those that look at images).
     """
 
     def __init__(self, rows: int = 1, capacity: int = _GROWTH) -> None:
@@ -134,8 +135,10 @@ class Cache(transformers.Cache):
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention, layer by layer: write (B, h, T, d), return all that a query may look at."""
         for buffers, states in ((self.keys, key_states), (self.values, value_states)):
-            if layer_idx == len(buffers):
-                buffers.append(_slots(states, self.capacity))
+            while layer_idx >= len(buffers):
+                buffers.append(states[:, :, :0])  # of those passed over, some are written later
+            if not buffers[layer_idx].shape[2]:
+                buffers[layer_idx] = _slots(states, self.capacity)
             elif buffers[layer_idx].shape[2] < self.capacity:
                 buffers[layer_idx] = _grown(buffers[layer_idx], self.capacity)
             self._write(buffers[layer_idx], states)
@@ -182,7 +185,7 @@ class Cache(transformers.Cache):
             return  # already in place
         start = self.lengths[row]
         index = torch.tensor(chosen) + start
-        for buffer in (*self.keys, *self.values):
+        for buffer in (one for one in (*self.keys, *self.values) if one.shape[2]):
             index = index.to(buffer.device)  # once for all that lie together
             # index_select copies first: source and destination overlap
             buffer[row, :, start : start + len(chosen)] = buffer[row].index_select(1, index)

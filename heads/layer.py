@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 
 from ..errors import UserError, first_line
+from .anatomy import one_layer
 from .backbone import Backbone
 from .base import HeadConfig
 from .linear import Linear
@@ -96,7 +97,7 @@ class LayerConfig(HeadConfig):
 
     @classmethod
     def shape(cls, backbone: Backbone) -> dict[str, Any]:
-        config, width = backbone.config, backbone.hidden_size
+        config, width = one_layer(backbone.config), backbone.hidden_size
         heads = config.num_attention_heads
         act = _first(config, "hidden_act", "hidden_activation", "activation_function") or "silu"
         return super().shape(backbone) | {
@@ -319,6 +320,7 @@ def _qk_norm(backbone: Backbone) -> str:
     shapes = [tuple(weight.shape) for name, weight in parameters if name.endswith("q_norm.weight")]
     if not shapes:
         return "none"
-    heads = backbone.config.num_attention_heads
-    head_dim = _first(backbone.config, "head_dim") or backbone.hidden_size // heads
+    config = one_layer(backbone.config)
+    heads = config.num_attention_heads
+    head_dim = _first(config, "head_dim") or backbone.hidden_size // heads
     return "all" if shapes[0] == (heads * head_dim,) and heads > 1 else "head"

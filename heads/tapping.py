@@ -28,10 +28,11 @@ class Tapping:
     """
 
     def __init__(self, layers: nn.ModuleList, taps: Sequence[int], stream: int = 0) -> None:
-        self.stream = stream
-        self.kept: list[Tensor | None] = [None] * len(taps)
+        self.stream, states = stream, list(dict.fromkeys(taps))
+        self.kept: list[Tensor | None] = [None] * len(states)
+        self._places = [states.index(k) for k in taps]
         self._number, self._hooks = next(_numbers), list[tuple[nn.Module, bool, Any]]()
-        for place, k in enumerate(taps):
+        for place, k in enumerate(states):
             assert 0 <= k <= len(layers), f"hidden state {k} of a model with {len(layers)} layers"
             hook = self._input(place) if k == 0 else self._output(place)
             self._hooks.append((layers[max(0, k - 1)], k == 0, hook))
@@ -59,7 +60,7 @@ class Tapping:
             assert kept is not None, "a layer was not run"
             states.append((kept[self.stream] if kept.ndim == 4 else kept).to(device))
             self.kept[place] = None
-        return torch.cat(states, -1)
+        return torch.cat([states[place] for place in self._places], -1)
 
     def _input(self, place: int) -> Any:
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:

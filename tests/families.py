@@ -36,6 +36,14 @@ VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8,
     "patch_size": 4,
 }  # fmt: skip
+GLOBAL = {"num_global_layers": 1, "intermediate_layers_indices": [0], "vision_output_dim": 32}
+TOWER = {
+    **VISION, "depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 32, "out_hidden_size": 32,
+    "fullatt_block_indexes": [0], "deepstack_visual_indexes": [0],
+}  # fmt: skip
+BY_THREE = {  # positions in time, height and width; the same ones in a text
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
+}  # fmt: skip
 
 
 def scaled(kind: str, **more: Any) -> dict[str, Any]:
@@ -79,7 +87,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3n",
         {**PER_LAYER, "num_kv_shared_layers": 0, "laurel_rank": 4, "altup_num_inputs": 2},
     ),
-    "gemma4": ("Gemma4", {**PER_LAYER, "num_kv_shared_layers": 2, "global_head_dim": 8}),
+    "gemma4": ("Gemma4", {**PER_LAYER, "num_kv_shared_layers": 2, "global_head_dim": 16}),
     "phi": ("Phi", {"partial_rotary_factor": 0.5}),
     "phi3": ("Phi3", {"sliding_window": 8}),
     "phi3-longrope": ("Phi3", {**LONGROPE, "original_max_position_embeddings": 20, "sliding_window": None}),
@@ -131,6 +139,21 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "jetmoe": ("JetMoe", {"kv_channels": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "xglm": ("XGLM", {"d_model": 32, "ffn_dim": 48, "num_layers": 4, "attention_heads": 4}),
     "biogpt": ("BioGpt", {}),
+    "deepseek-v2": ("DeepseekV2", LATENT),
+    "glm4-moe-lite": ("Glm4MoeLite", LATENT),
+    "youtu": ("Youtu", LATENT),
+    "minimax-m2": ("MiniMaxM2", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "rotary_dim": 4}),
+    "ernie-moe": ("Ernie4_5_Moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24}),
+    "hunyuan-moe": ("HunYuanMoEV1", {"num_experts": 4, "moe_topk": 2, "head_dim": 8}),
+    "dots1": ("Dots1", {**LATENT, "n_shared_experts": 1, "num_key_value_heads": 2}),
+    "granite-moe-shared": ("GraniteMoeShared", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "exaone-moe": ("ExaoneMoe", {**EXPERTS, "head_dim": 8, "sliding_window": 8, "layer_types": MIXED}),
+    "cwm": ("Cwm", {"head_dim": 8, "sliding_window": 8, "layer_types": MIXED}),
+    "vaultgemma": ("VaultGemma", {"head_dim": 8, "sliding_window": 8, "layer_types": MIXED}),
+    "nanochat": ("NanoChat", {}),
+    "jais2": ("Jais2", {}),
+    "doge": ("Doge", {}),
+    "mllama": ("Mllama", {"cross_attention_layers": [1]}),
     "llama4": (
         "Llama4",
         {
@@ -147,8 +170,15 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 NESTED: dict[str, tuple[str, dict[str, Any]]] = {
     "llava": ("Llava", {"text": "llama", "vision_config": {"model_type": "clip_vision_model", **VISION}}),
     "gemma3-vision": ("Gemma3", {"text": "gemma3", "vision_config": VISION, "mm_tokens_per_image": 4}),
+    "mistral3": ("Mistral3", {"text": "mistral", "vision_config": {"model_type": "pixtral", **VISION}}),
+    "aya-vision": ("AyaVision", {"text": "cohere", "vision_config": {"model_type": "siglip_vision_model", **VISION}}),
+    "mllama-vision": ("Mllama", {"text": "mllama", "vision_config": {**GLOBAL, **VISION}}),
+    "qwen2-vl": ("Qwen2VL", {"text": BY_THREE, "vision_config": TOWER}),
+    "qwen2.5-vl": ("Qwen2_5_VL", {"text": BY_THREE, "vision_config": TOWER}),
+    "qwen3-vl": ("Qwen3VL", {"text": {"head_dim": 8, **BY_THREE}, "vision_config": TOWER}),
+    "glm4v": ("Glm4v", {"text": BY_THREE, "vision_config": TOWER}),
 }
-"""Multimodal checkpoints whose text model is one of the rows above."""
+"""Multimodal checkpoints: their text model is one of the rows above, or has these fields."""
 
 
 @functools.cache
@@ -178,7 +208,9 @@ def _flat(name: str) -> Any:
 def _nested(name: str) -> Any:
     prefix, fields = NESTED[name]
     rest = {key: value for key, value in fields.items() if key != "text"}
-    made = _class(prefix, "Config")(text_config=config(fields["text"]).to_dict(), **rest)
+    text = fields["text"]
+    inner = config(text).to_dict() if isinstance(text, str) else {**COMMON, **text}
+    made = _class(prefix, "Config")(text_config=inner, **rest)
     return _class(prefix, "ForConditionalGeneration")(made)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import zoo
 from headstart import Backbone, Generator, UserError, load_head
+from headstart.heads.anatomy import find_reaches
 from headstart.heads.base import DraftHead
 from headstart.heads.format import save_head
 from headstart.heads.methods import METHODS
@@ -172,7 +174,9 @@ REFUSED: dict[str, str] = {
     "Jamba": "linear_attention",
     "Qwen3Next": "linear_attention",
     "FalconH1": "hybrid",
+    "NemotronH": "of type linear_attention keep",
     "Rwkv": "recurrent",
+    "MBart": "MBartDecoder takes no position ids",
     "Bloom": "ALiBi",
     "Mpt": "ALiBi",
     "GPTNeo": "local attention",
@@ -189,6 +193,35 @@ def test_what_cannot_be_rolled_back_is_refused_by_layer(prefix: str) -> None:
         model = getattr(transformers, f"{prefix}ForCausalLM")(config)
     with pytest.raises(UserError, match=REFUSED[prefix]):
         Backbone(model)
+
+
+def test_layers_are_refused_with_the_reason() -> None:
+    for kind, reason in (("indexed_attention", "choose what they look at"), ("hybrid", "keep a state")):
+        config = types.SimpleNamespace(model_type="odd", layer_types=[kind, "full_attention", "mlp"])
+        with pytest.raises(UserError, match=f"odd one: layers of type {kind} {reason}"):
+            find_reaches(config, zoo.model().model, "odd one")
+    prefixes = transformers.GemmaConfig(use_bidirectional_attention=True, num_hidden_layers=1)
+    with torch.device("meta"), pytest.raises(UserError, match="look both ways over a prompt"):
+        Backbone(transformers.GemmaForCausalLM(prefixes))
+
+
+def test_a_window_that_a_model_does_not_apply_is_told_and_not_applied() -> None:
+    model = zoo.model(sliding_window=8)
+    with pytest.warns(UserWarning, match="window of 8 tokens, which LlamaModel does not apply"):
+        backbone = Backbone(model, zoo.tokenizer())
+    with torch.no_grad():
+        ids, settings = prompt(), {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 2}
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), use_cache=False, **settings)
+    output = Generator(backbone, "ngram").generate(ids, max_new_tokens=NEW, do_sample=False)
+    assert output.tokens == whole[0, PROMPT:].tolist()
+
+
+def test_logits_of_a_model_that_leaves_out_what_its_config_says() -> None:
+    for name, same in (("aya-vision", True), ("cohere", False)):
+        backbone = families.backbone(name)
+        states = torch.randn(1, 3, 32)
+        plain = states @ backbone.output_weight.T
+        assert torch.allclose(backbone.logits(states), plain) is same, name
 
 
 def test_every_scaling_of_rotary_factors_has_a_row() -> None:
