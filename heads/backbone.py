@@ -266,10 +266,7 @@ class Backbone:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., H) hidden states after the final norm to (..., V) logits, with the model's own scales and soft cap."""
-        weight, states = getattr(self._projection, "weight", None), hidden
-        if isinstance(weight, Tensor) and weight.is_floating_point():
-            states = hidden.to(weight.dtype)
-        return self.finish(self._projection(states)).to(hidden.device)
+        return self.finish(self._projected(hidden)).to(hidden.device)
 
     def finish(self, logits: Tensor) -> Tensor:
         """What the model does to its projection: scales and soft cap (elementwise, so a slice may be given)."""
@@ -349,6 +346,14 @@ class Backbone:
         states = [run_by_texts(self.config, k) for k in taps]
         return self._tappings.setdefault(tuple(taps), Tapping(self._layers, states, stream))
 
+    def _projected(self, hidden: Tensor) -> Tensor:
+        weight = getattr(self._projection, "weight", None)
+        if isinstance(weight, Tensor) and weight.is_floating_point():
+            hidden = hidden.to(weight.dtype)
+        projected = self._projection(hidden)
+        assert isinstance(projected, Tensor)
+        return projected
+
     @torch.no_grad()
     def _find_finish(self) -> None:
         """Once: the projection of the last hidden state, and so much of this, has to be what the model calls logits.
@@ -358,9 +363,9 @@ class Backbone:
         said = [name for name in _FINISH if getattr(self.config, name, None) is not None]
         ids = torch.arange(1, 4, device=self.device)[None] % self.vocab_size
         expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        last, gaps = self.forward(ids).last[0], list[float]()
+        projected, gaps = self._projected(self.forward(ids).last[0]), list[float]()
         for self._finish in (one for count in range(len(said), -1, -1) for one in itertools.combinations(said, count)):
-            gaps.append((self.logits(last).float().to(expected.device) - expected).abs().max().item())
+            gaps.append((self.finish(projected).float().to(expected.device) - expected).abs().max().item())
             if gaps[-1] <= 0.05 * expected.abs().max().item() + 1e-3:
                 return
         self._finish = None
