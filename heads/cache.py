@@ -145,7 +145,8 @@ class Cache(transformers.Cache):
         return self.keys[layer_idx][:, :, : self.end], self.values[layer_idx][:, :, : self.end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return max(self.lengths)
+        passed_over = layer_idx >= len(self.keys) or not self.keys[layer_idx].shape[2]
+        return 0 if passed_over else max(self.lengths)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.end, 0
