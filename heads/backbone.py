@@ -14,6 +14,7 @@ Letters: B rows, T positions, H hidden width, V vocabulary, N layers.
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,8 +115,8 @@ class Backbone:
             warnings.warn(f"{self.name}: {note}{self.substitute}, whole texts keep it", stacklevel=2)
         self.cache_argument = cache_argument(self._decoder)
         self._tappings: dict[tuple[int, ...], Tapping] = {}
-        self._finish: Sequence[str] | None = None
-        """Fields of the config that change the projection, once that was looked up."""
+        self._left_out: set[str] | None = None
+        """Fields of the config that should change the projection and do not, once that was looked up."""
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -266,14 +267,18 @@ class Backbone:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., H) hidden states after the final norm to (..., V) logits, with the model's own scales and soft cap."""
+        if self._left_out is None:
+            self._compare_logits()
         return self.finish(self._projected(hidden)).to(hidden.device)
 
     def finish(self, logits: Tensor) -> Tensor:
         """What the model does to its projection: scales and soft cap (elementwise, so a slice may be given)."""
-        if self._finish is None:
-            self._find_finish()
-        for name in self._finish or ():
-            logits = _FINISH[name](logits, getattr(self.config, name))
+        said = [name for name in _FINISH if getattr(self.config, name, None) is not None]
+        if said and self._left_out is None:
+            self._compare_logits()
+        for name in said:
+            if name not in (self._left_out or ()):
+                logits = _FINISH[name](logits, getattr(self.config, name))
         return logits
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -355,20 +360,20 @@ class Backbone:
         return projected
 
     @torch.no_grad()
-    def _find_finish(self) -> None:
-        """Once: the projection of the last hidden state, and so much of this, has to be what the model calls logits.
-
-        Not every model does what its config says (AyaVision leaves out the scale of its text model).
+    def _compare_logits(self) -> None:
+        """Once: the projection of the last hidden state, and what the config says of it, has to be what the model calls
+        logits. Not every model does all that its config says (AyaVision leaves out the scale of its text model).
         """
         said = [name for name in _FINISH if getattr(self.config, name, None) is not None]
         ids = torch.arange(1, 4, device=self.device)[None] % self.vocab_size
         expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
         projected, gaps = self._projected(self.forward(ids).last[0]), list[float]()
-        for self._finish in (one for count in range(len(said), -1, -1) for one in itertools.combinations(said, count)):
+        for out in (set(one) for count in range(len(said) + 1) for one in itertools.combinations(said, count)):
+            self._left_out = out
             gaps.append((self.finish(projected).float().to(expected.device) - expected).abs().max().item())
-            if gaps[-1] <= 0.05 * expected.abs().max().item() + 1e-3:
-                return
-        self._finish = None
+            if gaps[-1] <= 0.05 * expected.abs().max().item() + 1e-3 or math.isnan(gaps[-1]):
+                return  # where they are no numbers, guards name the row
+        self._left_out = None
         raise UserError(
             f"{self.name}: its logits are not the output projection of its last hidden state (largest difference "
             f"{gaps[0]:.3g}); {type(self.model).__name__} does something between them that is not known here"

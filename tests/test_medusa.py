@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+
+import families
 import pytest
 import torch
 import torch.nn.functional as F
@@ -95,7 +98,7 @@ def test_shared_projection_of_a_smaller_vocabulary(family: str) -> None:
     assert not any("projection" in name for name in head.state_dict())
 
 
-def test_bias_and_soft_cap_of_the_shared_projection_count() -> None:
+def test_bias_of_the_shared_projection_counts() -> None:
     model = zoo.model()
     model.lm_head = nn.Linear(32, zoo.VOCAB, bias=True)
     backbone = Backbone(model, name="biased")
@@ -103,9 +106,19 @@ def test_bias_and_soft_cap_of_the_shared_projection_count() -> None:
         head = Medusa.build(backbone, vocab=vocab)
         hidden = torch.randn(3, 32)
         torch.testing.assert_close(head.project(hidden, 0), head.vocab.rows(model.lm_head(hidden).T).T)
-        model.config.final_logit_softcapping = 0.5
-        torch.testing.assert_close(head.project(hidden, 0), head.vocab.rows((model.lm_head(hidden) * 2).tanh().T).T / 2)
-        model.config.final_logit_softcapping = None
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_soft_cap_counts_where_the_model_applies_it(applied: bool) -> None:
+    model = copy.deepcopy(families.backbone("gemma2" if applied else "llama").model)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(torch.randn(model.lm_head.weight.shape))
+    model.config.final_logit_softcapping = 0.5
+    head = Medusa.build(Backbone(model, name="capped"), vocab=DraftVocab([5, 8, 13], zoo.VOCAB))
+    hidden = torch.randn(3, 32)
+    expected = head.vocab.rows(model.lm_head(hidden).T).T
+    expected = (expected * 2).tanh() / 2 if applied else expected
+    torch.testing.assert_close(head.project(hidden, 0), expected)
 
 
 def test_shared_projection_is_read_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
