@@ -235,7 +235,7 @@ class DraftHead(nn.Module):
         """Start the weights from the bound backbone where the method does so."""
 
     def shares(self) -> dict[str, float]:
-        """Learning rates of parameters, as multiples of the common one, by name; of those not named it is 1."""
+        """Learning rates of parameters that AdamW moves, as multiples of the common one, by name; of others it is 1."""
         return {}
 
     # -- decoding ------------------------------------------------------------------------------------------------

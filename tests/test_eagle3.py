@@ -247,6 +247,8 @@ def test_a_start_does_not_depend_on_how_large_the_backbones_states_are(scale: fl
     assert head.shares()["fc.weight"] == pytest.approx(min(1.0, 1 / size), rel=0.3)
     groups = build_optimizer(head, OptimSettings()).param_groups
     assert [group["share"] for group in groups if group["params"][0] is head.fc.weight] == [head.shares()["fc.weight"]]
+    muons = build_optimizer(head, OptimSettings(name="muon")).param_groups
+    assert [group["share"] for group in muons if any(one is head.fc.weight for one in group["params"])] == [5.0]
     assert Eagle3.build(backbone, fc_norm=True).shares() == {"fc.weight": 1.0}
 
 

@@ -1,6 +1,7 @@
 """Optimizers of a head: AdamW, or Muon for its inner matrices with AdamW for the rest.
 
-Every parameter group has a `share`: its learning rate is that of the schedule times this.
+Every parameter group has a `share`: its learning rate is that of the schedule times this. Those that a head asks for
+are for AdamW: with them, Muon's steps are too short in the long run (docs/compare.md).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def build_optimizer(
     others.append({"params": list(adapter), "weight_decay": 0.0, "share": share, "adapter": True})
     if settings.name == "adamw":
         return _adamw(others, settings)
-    return Joint(_muon(_groups(inner, shares, settings), settings), _adamw(others, settings))
+    return Joint(_muon(_groups(inner, {}, settings), settings), _adamw(others, settings))
 
 
 def by_muon(settings: OptimSettings, name: str, weight: nn.Parameter) -> bool:
