@@ -247,6 +247,29 @@ def test_a_row_that_is_not_finite_stops_the_run_by_name(method, tensor, said, ro
         assert torch.equal(weight, before[name])
 
 
+def test_a_head_is_not_lost_to_a_step_that_goes_wrong(rows, tmp_path, monkeypatch):
+    """It lies beside the run as it was before, and another one begins with it; not so in the first step."""
+    recipe = runs.recipe(tmp_path / "run", rows, draft_vocab=40)
+    plain, heads = loop.optimize, {}
+
+    def optimize(setup, batches, counts, lr, step):
+        if step == wrong:
+            heads[step] = {name: one.clone() for name, one in setup.head.state_dict().items()}
+            raise UserError("no")
+        return plain(setup, batches, counts, lr, step)
+
+    monkeypatch.setattr(loop, "optimize", optimize)
+    for wrong in (0, 2):
+        with pytest.raises(UserError) as error:
+            train(recipe, {"run": str(tmp_path / str(wrong))}, backbone=zoo.backbone())
+    assert not (tmp_path / "0" / "stopped").exists()
+    folder = tmp_path / "2" / "stopped"
+    assert str(error.value) == f"no. That head is {folder}; start={folder} begins another run with it"
+    assert runs.same_bits(load_head(folder).state_dict(), heads[2])
+    wrong = None
+    assert train(recipe, {"start": str(folder)}, backbone=zoo.backbone()).exists()
+
+
 def test_a_loss_that_does_not_move_stops_the_run(rows, tmp_path):
     """B163."""
     recipe = runs.recipe(tmp_path / "run", rows, batch__rows=100, optim__lr=1e-30, optim__epochs=50)

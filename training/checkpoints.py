@@ -6,6 +6,7 @@ A run folder holds
     metrics.jsonl            a line every few steps, and one for each evaluation
     checkpoints/step-000200/ head.safetensors (fp32), optimizer.pt, state.json
     best/                    the head that was accepted longest so far, as measured
+    stopped/                 the head as it was before a step that went wrong
     head/                    the trained head in its own format, once the run is finished
 
 The order of rows, the learning rate and the random numbers of a step follow from its number, so that a checkpoint needs
@@ -42,7 +43,7 @@ from .recipe import Recipe, differences, load_recipe
 if TYPE_CHECKING:
     from .setup import Setup
 
-RECIPE, HEAD, BEST = "recipe.yaml", "head", "best"
+RECIPE, HEAD, BEST, STOPPED = "recipe.yaml", "head", "best", "stopped"
 
 
 @dataclass

@@ -127,7 +127,10 @@ class Run:
         here = state.step + 1, seconds + self.window.step_seconds
         lr = setup.schedule.lr(*here)
         setup.objective.joined = setup.schedule.joined(self.recipe.adapter.alone, *here)
-        results, norm = optimize(setup, batches, counts, lr, state.step)
+        try:
+            results, norm = optimize(setup, batches, counts, lr, state.step)
+        except UserError as error:
+            raise UserError(f"{error}{self.rescued()}") from None
         tokens = int(setup.rows.lengths[rows].sum())
         self.window.add(totals(results, setup.accelerator), counts, tokens, time.monotonic() - began)
         self.last = {"lr": lr, "gradient_norm": norm}
@@ -142,6 +145,17 @@ class Run:
             self.evaluate()
         if state.step % self.recipe.save.every == 0:
             self.save(due=True)
+
+    def rescued(self) -> str:
+        """Write the head as it was before a step that went wrong, and say where it is; empty if it is not worth it."""
+        if not self.state.step or not all(one.isfinite().all() for one in self.setup.head.parameters()):
+            return ""
+        folder = self.recipe.run / checkpoints.STOPPED
+        try:
+            self.write_head(checkpoints.STOPPED)
+        except UserError:
+            return ""
+        return f". That head is {folder}; start={folder} begins another run with it"
 
     def check(self) -> None:
         """Once, early: does the loss move? (Not in a run that was gone on with.)"""
