@@ -312,9 +312,9 @@ def _join(prefix: str, name: Any) -> str:
 
 
 def _near(key: str, known: Sequence[str]) -> str:
-    """`; did you mean …?` with the nearest known key, by all of it or by its last part; empty if none is near."""
-    last = {name.rpartition(".")[2]: name for name in reversed(known)}
-    near = nearest(key, known) or last.get(nearest(key.rpartition(".")[2], last) or "")
+    """`; did you mean …?` with the known key of the same last part, else the nearest; empty if none is near."""
+    last, own = {name.rpartition(".")[2]: name for name in reversed(known)}, key.rpartition(".")[2]
+    near = last.get(own) or nearest(key, known) or last.get(nearest(own, last) or "")
     return f"; did you mean {near}?" if near else ""
 
 

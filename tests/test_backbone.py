@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,3 +262,14 @@ def test_the_beginning_of_a_text_goes_in_without_a_mask(monkeypatch: pytest.Monk
     torch.testing.assert_close(found.taps, expected.taps)
     for ours, theirs in zip(bare.keys, masked.keys, strict=True):
         torch.testing.assert_close(ours[:, :, :10], theirs[:, :, :10])
+
+
+def test_two_tensors_under_a_config_that_ties_them_stay_two(tmp_path: Path) -> None:
+    """B065."""
+    model = zoo.model(tie_word_embeddings=False)
+    model.config.tie_word_embeddings = True
+    model.save_pretrained(tmp_path, state_dict={name: one.clone() for name, one in model.state_dict().items()})
+    zoo.tokenizer().save_pretrained(tmp_path)
+    backbone = load_backbone(str(tmp_path))
+    assert torch.equal(backbone.output_weight, model.lm_head.weight)
+    assert not torch.equal(backbone.output_weight, model.get_input_embeddings().weight)

@@ -55,7 +55,7 @@ def assert_equal_runs(run, expected):
 
 @pytest.mark.parametrize("step", [1, 2, 4, 6])
 def test_a_crash_in_any_step_changes_nothing(step, undisturbed, rows, tmp_path):
-    """B038, B041: checkpoints at every other step, in the middle of epochs and at their ends."""
+    """B037, B038, B041, B166: checkpoints at every other step, in the middle of epochs and at their ends."""
     method, expected = undisturbed
     recipe = recipe_of(tmp_path / "run", rows, method, save__every=2)
     crash_at(recipe, step)
@@ -79,6 +79,22 @@ def test_a_signal_saves_at_once_and_ends_cleanly(number, undisturbed, rows, tmp_
     assert "saved at step 4; the same command goes on from there" in capsys.readouterr().err
     train(recipe, backbone=zoo.backbone())
     assert "going on behind step 4, step 1 of epoch 2" in capsys.readouterr().err
+    assert_equal_runs(recipe.run, expected)
+
+
+def test_a_signal_in_a_save_is_heeded_behind_it(undisturbed, rows, tmp_path, monkeypatch, capsys):
+    """The checkpoint is whole, and the run ends with it."""
+    method, expected = undisturbed
+    recipe = recipe_of(tmp_path / "run", rows, method, save__every=2)
+    plain = checkpoints.save_file
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save_file", lambda *given: (signal.raise_signal(signal.SIGTERM), plain(*given)))
+        with pytest.raises(SystemExit) as ended:
+            train(recipe, backbone=zoo.backbone())
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert [path.name for path in checkpoints.checkpoints(recipe.run)] == ["step-000002"]
+    assert not list(recipe.run.rglob("*.part"))
+    train(recipe, backbone=zoo.backbone())
     assert_equal_runs(recipe.run, expected)
 
 

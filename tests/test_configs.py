@@ -32,6 +32,7 @@ def test_every_method_has_a_recipe():
 @pytest.mark.parametrize("cache", [None, "auto"], ids=["online", "cached"])
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_two_steps_fresh_and_resumed(path, cache, chats, tmp_path, monkeypatch):
+    """B157."""
     monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "cache"))
     backbone, recipe = zoo.backbone(), load_recipe(path)
     if recipe.adapter.rank is not None:

@@ -101,6 +101,7 @@ def killed(tmp_path, method, kills, steps, seed):
 
 
 def test_three_kills_cost_nothing(tmp_path):
+    """G05."""
     killed(tmp_path, "medusa", kills=3, steps=12, seed=1)
 
 

@@ -90,7 +90,7 @@ def test_neither_padding_nor_forwards_change_loss_or_gradients(method, name):
 @pytest.mark.parametrize(("method", "name"), ALL)
 @pytest.mark.parametrize(("draft_vocab", "over"), [(None, "all"), (40, "draft"), (40, "all")])
 def test_the_objective_is_the_plain_formula(method, name, draft_vocab, over):
-    """Full logits of the backbone and of the head, position by position."""
+    """B046: full logits of the backbone and of the head, position by position; gradients of every head are these."""
     settings = LossSettings(name=name, over=over)
     objective = objective_of(method, name, draft_vocab, over=over)
     head, backbone = objective.head, objective.backbone

@@ -48,6 +48,10 @@ def test_a_recipe_in_memory_takes_overrides_and_stays_as_it_is():
     [
         ("optim.learning_rate", 1, "optim"),
         ("optim.lrr", 1, "did you mean optim.lr?"),
+        ("lr", 1, "unknown setting lr; did you mean optim.lr?"),
+        ("batch.epochs", 1, "did you mean optim.epochs?"),
+        ("optim.Epochs", 1, "did you mean optim.epochs?"),
+        ("batch.rows.most", 1, "batch.rows is {'most': 1}, a block; expected a whole number"),
         ("loss.name", "soff", "did you mean soft?"),
         ("loss.terms", {"smoth_l1": 1.0}, "smooth_l1; did you mean smooth_l1?"),
         ("loss.terms.soft", 0, "loss.terms.soft is 0.0; expected a number above 0"),
@@ -67,6 +71,7 @@ def test_a_recipe_in_memory_takes_overrides_and_stays_as_it_is():
     ],
 )
 def test_wrong_settings_are_named(key, value, said):
+    """B158."""
     with pytest.raises(UserError) as error:
         load_recipe(recipe(), {key: value})
     assert said in str(error.value)
