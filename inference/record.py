@@ -135,6 +135,8 @@ def _reached(tree: Tree, rest: Sequence[int]) -> int:
 
 def _places(tree: Tree, rest: Sequence[int]) -> list[list[int]]:
     """For each node of the true path, by the depth limit from its own depth on: how many nodes come before it."""
+    if len(tree) == 1:  # behind the length that the head was trained for, nothing is drafted
+        return []
     assert tree.shares is not None, "a dynamic tree knows its q"
     deepest, shares, found = tree.depth, tree.shares, []
     for node in _path(tree, rest):

@@ -81,6 +81,19 @@ def test_what_is_replayed_is_what_a_run_does(method: str, options: dict[str, Any
     assert accepted > 20, "a test with luck"
 
 
+def test_behind_the_length_that_a_head_was_trained_for_the_replay_drafts_nothing() -> None:
+    backbone, head = lucky()
+    head.config.trained_positions = 20
+    make = drafter_factory(backbone, head, Dynamic(3, 4, 24))
+    for prompt in ([5, 6, 7, 8], [9, 4] * 15):
+        text = Generator(backbone).generate(prompt, max_new_tokens=40, eos_token_id=None, do_sample=False).tokens
+        known = moments(backbone, make, prompt, text, 3, (3, 4))
+        for form in FORMS:
+            answer = Generator(backbone, head, tree=form).generate(prompt, max_new_tokens=40, eos_token_id=None)
+            found = replay([known], parse_shape(form))
+            assert (found.rounds, list(found.accepted)) == (answer.stats.rounds, answer.stats.accepted), form
+
+
 def test_other_drafters_are_replayed_as_chains() -> None:
     backbone, _ = lucky()
     prompt = [5, 6, 7, 5, 6, 7]
