@@ -114,6 +114,13 @@ class Slots:
         self.lengths.pop()
         self._texts.pop()
 
+    def clear(self) -> None:
+        """Forget all rows, and wipe their lines."""
+        self.lengths.clear()
+        self._texts.clear()
+        for pool in (pool for pools in self.pools for pool in pools):
+            pool.zero_()
+
     def _each(self) -> list[Tensor]:
         """(B, h, S, d) views of all pools."""
         return [_lines(pool, self.lines) for pools in self.pools for pool in pools]

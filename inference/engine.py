@@ -192,20 +192,22 @@ class Engine:
                 self._inside = False
 
     def _step(self) -> bool:
-        self._sweep()
-        self._admit()
         try:
+            self._sweep()
+            self._admit()
             if self._decoding < len(self._rows):
                 self._read()
                 self._sweep()
             if self._decoding:
                 self._round()
-        except BaseException as error:
+            self._sweep()
+        except BaseException as error:  # Ctrl-C falls anywhere: no row and no line is to be trusted
             for row in self._rows:
                 row.request.fail(error if isinstance(error, Exception) else RuntimeError("interrupted"))
-            self._sweep()
+            self._rows, self._decoding = [], 0
+            for slots in self._pools:
+                slots.clear()
             raise
-        self._sweep()
         return bool(self._rows or self._waiting)
 
     # -- rows come and go --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ row), `plain` (an engine without drafts) and `engine` (with the drafter). In the
 from __future__ import annotations
 
 import platform
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -218,6 +219,9 @@ def under_load(
                     report = write_load(
                         settings.out, rows, setup, costs, {**facts, "left_out": made.left_out}, command, earlier
                     )
+                if facts["measured"] < len(units):
+                    said = f"{facts['measured']} of {len(units)} stretches are measured; the same command goes on"
+                    warnings.warn(f"{said}: {settings.out / 'load.html'}" if rows else said, stacklevel=2)
         return report
 
 
