@@ -16,6 +16,7 @@ from .tune import PLAIN, Run, Setting, Tuning, expected_speed, speed
 
 WORTH = 1.03  # a speed-up below this is none
 SHORT = 16  # tokens of an answer that drafting hardly gets into
+FAR = 0.2  # of the tokens, out of a head's reach, that is worth a word
 SHOWN = 12  # settings in the table
 
 
@@ -55,14 +56,14 @@ def shown(tuning: Tuning) -> list[Setting]:
 
 
 def acceptance(texts: Sequence[Sequence[Moment]], depth: int = 6) -> list[float]:
-    """By depth, how often the drafter's best guess was right, given that those before it were."""
+    """By depth, how often the drafter's best guess was right, given that those before it were; where there was one."""
     found = []
     for deep in range(depth):
         reached = right = 0
         for text in texts:
             for place, moment in enumerate(text):
                 got = _run(moment)
-                if got >= deep and place + deep < len(text):
+                if got >= deep and place + deep < len(text) and deep < moment.get("room", depth):
                     reached, right = reached + 1, right + (got > deep)
         if not reached:
             break
@@ -89,6 +90,8 @@ def _about(rows: Sequence[Row], shape: Shape | None, tuning: Tuning) -> dict[str
         "prompt_tokens": sum(row["prompt_tokens"] for row in rows) / len(rows),
         "tokens": tokens / len(rows),
         "acceptance": acceptance(texts),
+        "out_of_reach": sum(moment.get("room") == 0 for text in texts for moment in text)
+        / max(sum(map(len, texts)), 1),
         "acceptance_length": best.acceptance_length,
         "speedup": expected_speed(best, costs) * step,
         "prefill_share": prefill / max(prefill + (tokens - len(rows)) * step, 1e-9),
@@ -136,7 +139,12 @@ def advice(tuning: Tuning) -> Iterator[str]:
         yield f"Take {tuning.chosen}: {_times(gain)} on the prompts that were run, prefill included."
     about = findings_by_group(tuning)
     for name, found in about.items():
-        if found["speedup"] < WORTH and len(about) > 1:
+        if found["out_of_reach"] > FAR:
+            yield (
+                f"{name}: {100 * found['out_of_reach']:.0f}% of the tokens stand behind a longer text than the head "
+                "was trained for, where it drafts nothing; a lookup does, and so does a head trained on longer texts."
+            )
+        elif found["speedup"] < WORTH and len(about) > 1:
             yield (
                 f"{name}: drafts are rarely right ({_percent(found['acceptance'][:1])} of first guesses; high entropy, "
                 f"or unlike what the drafter learned): {_times(found['speedup'])} while decoding."

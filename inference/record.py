@@ -23,7 +23,8 @@ RANKS = 16  # children of a node that a static tree may have
 Moment = dict[str, Any]
 """Of one place in a text: `ranks`, by depth, of a head's true tokens (those before the first that is out of reach), or
 `chain`, how many tokens another drafter's chain gets right; and `places`, by top-k: for each node of the true path, by
-the depth limit of the tree, how many nodes come before it."""
+the depth limit of the tree, how many nodes come before it. `room`, where it is short: how deep a head may draft there,
+near the length that it was trained for."""
 
 
 class Replayed(NamedTuple):
@@ -67,7 +68,7 @@ def moments(
     features = backbone.forward(torch.tensor([text[:-1]], device=backbone.device), taps=drafter.taps)
     if type(drafter) is not HeadDrafter:
         return [{"chain": _reached(tree, rest)} for tree, rest in _drafts(drafter, features, text, len(prompt), depth)]
-    found: list[Moment] = [{"ranks": ranks} for ranks in _ranks(drafter, features, text, len(prompt), depth)]
+    found: list[Moment] = list(_ranks(drafter, features, text, len(prompt), depth))
     for top_k in top_ks:
         shaped = make()
         assert isinstance(shaped, HeadDrafter), "all drafters of a kind"
@@ -90,7 +91,8 @@ def _drafts(drafter: Drafter, features: Features, text: Sequence[int], begin: in
 
 
 def _ranks(drafter: HeadDrafter, features: Features, text: Sequence[int], begin: int, depth: int) -> Any:
-    """By place, the ranks of the true tokens in what the head says along the true path."""
+    """By place, the ranks of the true tokens in what the head says along the true path, and its room where it is
+    short."""
     head = drafter.head
     known = {int(token): place for place, token in enumerate(head.vocab.ids.tolist())}
     drafter.start(text[:begin])
@@ -98,13 +100,13 @@ def _ranks(drafter: HeadDrafter, features: Features, text: Sequence[int], begin:
     for end in range(begin, len(text) - 1):
         piece = Features(features.last[:, taken:end], None if features.taps is None else features.taps[:, taken:end])
         drafter.advance(piece, text[taken + 1 : end + 1])
-        taken, ranks = end, list[int]()
-        if drafter.room(end + 1) < 1:
-            yield ranks
+        taken, ranks, room = end, list[int](), drafter.room(end + 1)
+        if room < 1:
+            yield {"ranks": ranks, "room": 0}
             continue
         assert drafter.anchored is not None, "no anchor behind a text"
         logits = drafter.anchored.logits[0, -1]  # (Vd,)
-        for token in text[end + 1 : end + 1 + depth]:
+        for token in text[end + 1 : end + 1 + min(depth, room)]:
             place = known.get(token)
             rank = RANKS if place is None else int((logits > logits[place]).sum())
             if rank >= RANKS:
@@ -114,7 +116,7 @@ def _ranks(drafter: HeadDrafter, features: Features, text: Sequence[int], begin:
                 ids = torch.tensor([[token]], device=drafter.device)
                 above = torch.tensor([[len(ranks) - 2]], device=drafter.device)
                 logits = head.step(drafter.state, ids, above).logits[0, 0]
-        yield ranks
+        yield {"ranks": ranks} if room >= depth else {"ranks": ranks, "room": room}
 
 
 def _path(tree: Tree, rest: Sequence[int]) -> list[int]:
@@ -135,7 +137,7 @@ def _reached(tree: Tree, rest: Sequence[int]) -> int:
 
 def _places(tree: Tree, rest: Sequence[int]) -> list[list[int]]:
     """For each node of the true path, by the depth limit from its own depth on: how many nodes come before it."""
-    if len(tree) == 1:  # behind the length that the head was trained for, nothing is drafted
+    if len(tree) == 1:  # the head has no room
         return []
     assert tree.shares is not None, "a dynamic tree knows its q"
     deepest, shares, found = tree.depth, tree.shares, []
@@ -189,7 +191,7 @@ def replay(texts: Sequence[Sequence[Moment]], shape: Shape | None) -> Replayed:
         place, tokens = 0, tokens + 1 + len(text)
         while place < len(text):
             left = len(text) - place  # tokens still to come; the last of them is never a draft's
-            budget = left - 1
+            budget = min(left - 1, text[place].get("room", left))
             got = min(accepted(text[place], shape, budget), budget)
             for depth in range(got):
                 counts[depth] += 1

@@ -320,7 +320,7 @@ def rates_of(texts: Sequence[Sequence[Moment]], depth: int) -> list[list[float]]
         for text in texts:
             for place, moment in enumerate(text):
                 ranks = moment["ranks"]
-                if len(ranks) >= deep and place + deep < len(text):
+                if len(ranks) >= deep and place + deep < len(text) and deep < moment.get("room", DEPTH):
                     total += 1
                     if len(ranks) > deep:
                         counts[ranks[deep]] += 1

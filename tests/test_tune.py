@@ -81,17 +81,26 @@ def test_what_is_replayed_is_what_a_run_does(method: str, options: dict[str, Any
     assert accepted > 20, "a test with luck"
 
 
-def test_behind_the_length_that_a_head_was_trained_for_the_replay_drafts_nothing() -> None:
-    backbone, head = lucky()
-    head.config.trained_positions = 20
+def test_a_head_is_replayed_no_further_than_it_was_trained() -> None:
+    backbone, _ = lucky()
+    head = METHODS["eagle3"].build(backbone, trained_positions=20).eval()
     make = drafter_factory(backbone, head, Dynamic(3, 4, 24))
-    for prompt in ([5, 6, 7, 8], [9, 4] * 15):
-        text = Generator(backbone).generate(prompt, max_new_tokens=40, eos_token_id=None, do_sample=False).tokens
-        known = moments(backbone, make, prompt, text, 3, (3, 4))
+    texts = []
+    for prompt in ([5, 6, 7, 8], [9] * 18, [4, 5] * 15):  # it ends within the answer, within a draft, before both
+        text = Generator(backbone).generate(prompt, max_new_tokens=24, eos_token_id=None, do_sample=False).tokens
+        texts.append(moments(backbone, make, prompt, text, 3, (3, 4)))
         for form in FORMS:
-            answer = Generator(backbone, head, tree=form).generate(prompt, max_new_tokens=40, eos_token_id=None)
-            found = replay([known], parse_shape(form))
-            assert (found.rounds, list(found.accepted)) == (answer.stats.rounds, answer.stats.accepted), form
+            stats = (
+                Generator(backbone, head, tree=form)
+                .generate(prompt, max_new_tokens=24, eos_token_id=None, do_sample=False)
+                .stats
+            )
+            found = replay(texts[-1:], parse_shape(form))
+            assert (found.tokens, found.rounds) == (stats.tokens, stats.rounds), form
+            assert (list(found.accepted[: len(stats.accepted)]), found.nodes) == (stats.accepted, stats.drafted), form
+    assert sum(replay(texts, Chain(3)).accepted) > 0
+    assert (acceptance(texts[2:]), rates_of(texts[2:], 1)) == ([], [[0.0]])
+    assert acceptance(texts[:1]) != []
 
 
 def test_other_drafters_are_replayed_as_chains() -> None:
@@ -223,6 +232,9 @@ def test_it_says_in_words_when_drafting_does_not_pay() -> None:
     assert "At 2 requests at once nothing pays" in found
     assert "25% faster" in " ".join(findings(tuning(10, 12.5))["advice"])
     assert "answers have 5 tokens" in " ".join(findings(tuning(10, 8, tokens=5))["advice"])
+    far = " ".join(findings(tuning(10, 8, moments=[{"ranks": [], "room": 0}] * 49))["advice"])
+    assert "one: 100% of the tokens stand behind a longer text" in far
+    assert "high entropy" not in far
     reading = " ".join(findings(tuning(10, 8, prefill=49.0, prompt_tokens=900))["advice"])
     assert "50% of the time goes into reading prompts of 900 tokens" in reading
 
