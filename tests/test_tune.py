@@ -14,6 +14,7 @@ from headstart.cli import main
 from headstart.errors import UserError
 from headstart.heads.format import load_head, save_head
 from headstart.heads.methods import METHODS
+from headstart.heads.vocab import DraftVocab
 from headstart.inference import tune as module
 from headstart.inference import tuned
 from headstart.inference.advice import acceptance, findings, told
@@ -209,6 +210,25 @@ def test_lookups_are_tuned_by_name_and_other_drafters_not_kept(tmp_path: Path) -
         assert {type(one.shape) for one in found.settings} == {type(None), Chain}
         assert (Generator(backbone, name).tuned is not None) == kept
         assert ("--tree" in told(found)) == (not kept and found.chosen != PLAIN)
+
+
+@pytest.mark.parametrize("kind", ["one Medusa head", "one draft token"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_smallest_heads_are_tuned(kind: str, temperature: float, tmp_path: Path) -> None:
+    backbone, _ = lucky()
+    if kind == "one Medusa head":
+        head = METHODS["medusa"].build(backbone, num_heads=1)
+    else:
+        head = METHODS["eagle3"].build(backbone, vocab=DraftVocab([5], zoo.VOCAB))
+    settings = TuneSettings(
+        prompts="p", head="head", limit=2, max_new_tokens=8, runs=1, rows=2, out=tmp_path / "out",
+        temperature=temperature, save=False,
+    )  # fmt: skip
+    found = tune(backbone, head.eval(), read_suite(prompts_file(tmp_path)), settings)
+    depth = 1 if kind == "one Medusa head" else 6
+    assert max(one.shape.depth for one in found.settings if one.shape is not None) == depth
+    assert set(found.runs) >= {PLAIN, AUTO}
+    assert "Acceptance by prompt type" in told(found)
 
 
 def tuning(plain: float, other: float, **about: Any) -> Tuning:
