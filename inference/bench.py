@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +39,7 @@ from .rows import Row, Rows, opened
 from .setup import setup_of
 from .stats import repeats_ngram
 from .suite import Question, choose
+from .timing import now
 
 LOOP = 10  # a plain answer in which a run of this many tokens occurs twice is a loop
 WARM_UP_TOKENS = 32
@@ -208,29 +208,22 @@ def answer_plainly(backbone: Backbone, ids: list[int], limit: int) -> Timed:
     first: list[float] = []
 
     def note(*_: Any) -> None:
-        first.append(_now(backbone))
+        first.append(now(backbone.device))
         hook.remove()  # later forwards are to cost nothing more
 
     hook = backbone.model.register_forward_hook(note)
-    start = _now(backbone)
+    start = now(backbone.device)
     tokens = own_answer(backbone, ids, limit)
-    end = _now(backbone)
+    end = now(backbone.device)
     return Timed(tokens, {"seconds": end - start, "prefill": first[0] - start})
 
 
 def answer_ours(generator: Generator, ids: list[int], limit: int) -> Timed:
-    start = _now(generator.backbone)
+    start = now(generator.backbone.device)
     output = generator.generate(ids, max_new_tokens=limit, temperature=0)
-    end = _now(generator.backbone)
+    end = now(generator.backbone.device)
     parts = {part: output.stats.seconds[part] for part in ("prefill", "draft", "verify")}
     return Timed(output.tokens, {"seconds": end - start, **parts}, output)
-
-
-def _now(backbone: Backbone) -> float:
-    """The time, behind all that was asked of a GPU."""
-    if backbone.device.type == "cuda":
-        torch.cuda.synchronize(backbone.device)
-    return perf_counter()
 
 
 # -- what the figures depend on --------------------------------------------------------------------------------------

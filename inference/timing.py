@@ -29,6 +29,13 @@ SECONDS = 12.0  # for each number of rows
 Point = tuple[str, int]
 
 
+def now(device: torch.device) -> float:
+    """The time in seconds, behind all that was asked of a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 @torch.inference_mode()
 def measured(
     backbone: Backbone, drafter: Drafter, shape: Dynamic, rows: Sequence[int] = (1,), seconds: float = SECONDS
@@ -78,9 +85,9 @@ class _Timing:
         features, following = self._taken(count), self.ids[0, 1 : count + 1].tolist()
         self.drafter.start(self.ids[0].tolist())
         self.drafter.advance(features, following)
-        begun = self._now()
+        begun = now(self.backbone.device)
         self.drafter.advance(features, following)
-        return (self._now() - begun) / count
+        return (now(self.backbone.device) - begun) / count
 
     def _points(self) -> Iterable[Point]:
         room = min(WIDEST // self.rows, self.backbone.max_positions - self.context)
@@ -89,9 +96,9 @@ class _Timing:
 
     def _timed(self, point: Point) -> float:
         kind, at = point
-        begun = self._now()
+        begun = now(self.backbone.device)
         self._verify(at) if kind == "verify" else self.drafts(at)
-        return self._now() - begun
+        return now(self.backbone.device) - begun
 
     def _verify(self, nodes: int) -> None:
         """One forward over a tree with some branches, and what becomes of it."""
@@ -138,8 +145,3 @@ class _Timing:
 
     def _moved(self, ids: torch.Tensor) -> torch.Tensor:
         return ids.to(self.backbone.device)
-
-    def _now(self) -> float:
-        if self.backbone.device.type == "cuda":
-            torch.cuda.synchronize(self.backbone.device)
-        return time.perf_counter()

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from headstart import Backbone, Generator, load_backbone
+from headstart.inference.timing import now
 from headstart.options import silence
 
 
@@ -55,14 +55,9 @@ def row(backbone: Backbone, generator: Generator, length: int, new: int, repeats
 
 
 def seconds(backbone: Backbone, side: Callable[[], Any]) -> float:
-    def now() -> float:
-        if backbone.device.type == "cuda":
-            torch.cuda.synchronize(backbone.device)
-        return perf_counter()
-
-    begun = now()
+    begun = now(backbone.device)
     side()
-    return now() - begun
+    return now(backbone.device) - begun
 
 
 if __name__ == "__main__":

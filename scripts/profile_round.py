@@ -14,7 +14,6 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from headstart.inference import generator as generator_module
 from headstart.inference import growth, ruling
 from headstart.inference.dialogue import encode
 from headstart.inference.drafter import HeadDrafter
+from headstart.inference.timing import now
 from headstart.inference.tree import Tree
 from headstart.options import drafter_of, silence
 from headstart.verbs_inference import questions_of
@@ -45,20 +45,15 @@ class Clock:
         self.device, self.open = device, list[float]()
         self._undo: list[Callable[[], None]] = []
 
-    def now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return perf_counter()
-
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*arguments: Any, **more: Any) -> Any:
-            begun = self.now()
+            begun = now(self.device)
             self.open.append(0.0)
             try:
                 return function(*arguments, **more)
             finally:
-                taken = self.now() - begun
+                taken = now(self.device) - begun
                 self.seconds[part] += taken - self.open.pop()
                 self.calls[part] += 1
                 if self.open:
