@@ -20,11 +20,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
-from ..errors import UserError, first_line
+from ..errors import UserError
 from ..files import file_hash, whole_file, write_whole
 from ..heads.backbone import Backbone
 from ..progress import Progress
@@ -149,13 +148,9 @@ def _write(
     tensors = _captured(backbone, [rows[row] for row in group], reads, settings["store"])
     tensors["rows"] = torch.tensor([numbers[row] for row in group], dtype=torch.int32)
     with whole_file(path) as temporary:
-        try:  # one key: the order of several would change from run to run
-            save_file(tensors, temporary, metadata={"headstart": json.dumps(settings)})
-        except SafetensorError as error:  # which hides the system's own
-            raise UserError(
-                f"{path}: cannot be written, is the disk full? ({first_line(error)}). What is there stays; the same "
-                "command goes on from it"
-            ) from None
+        # One key: the order of several would change from run to run. By `save`, as `save_file` of newer versions writes
+        # a file of its own beside the one it is given, which a kill leaves there.
+        temporary.write_bytes(save(tensors, metadata={"headstart": json.dumps(settings)}))
         note = Shard(path.name, temporary.stat().st_size, file_hash(temporary), tensors["rows"].tolist())
     write_whole(_note(parts, number), json.dumps(asdict(note)))
 
