@@ -108,21 +108,23 @@ def bench(options: BackboneOptions, settings: BenchSettings, load: LoadSettings)
     from headstart.inference.against import read_report, told
     from headstart.inference.bench import bench
     from headstart.inference.load import assistant_of, under_load
+    from headstart.inference.others import is_rival, parted
 
     earlier = read_report(load.against) if load.against else None
     questions, backbone = questions_of(settings.suite), backbone_of(options)
     drafter = drafter_of(settings.head, backbone)
+    others = {name: drafter_of(parted(name)[0], backbone) for name in settings.also if not is_rival(name)}
     command = f"headstart {shlex.join(sys.argv[1:])}"
     if load.wanted:
         given = drafter_of(load.assistant, backbone) if load.assistant else drafter
         made = under_load(
             backbone, drafter, questions, settings, load, assistant=assistant_of(given, load), earlier=earlier,
-            command=command,
+            others=others, command=command,
         )  # fmt: skip
         print(load_report.summary(made))
         print(settings.out / "load.html")
     else:
-        made = bench(backbone, drafter, questions, settings, command=command)
+        made = bench(backbone, drafter, questions, settings, others=others, command=command)
         print(report.summary(made))
         print(settings.out / "report.md")
     if earlier:
@@ -182,6 +184,8 @@ INFERENCE: dict[str, Verb] = {
         (
             "headstart bench --backbone smollm2-135m --head runs/eagle3/head --suite questions.jsonl --out reports/one",
             "headstart bench --backbone smollm2-135m --head ngram --suite prompts.txt --out reports/two --limit 20",
+            "headstart bench --backbone smollm2-135m --head runs/a/head --also lookup ngram runs/b/head@chain:3 "
+            "--suite shipped --out reports/m",
             "headstart bench --backbone smollm2-135m --head ngram --suite shipped --out reports/l --concurrency 1,4,8",
         ),
     ),

@@ -1,8 +1,9 @@
-"""The comparison: transformers' `model.generate` and ours, in turn, on the same prompts, in one process.
+"""The comparison: transformers' `model.generate` and ours, in turn, on the same prompts, in one process; and any number
+of further sides (others.py), each in its turn at every answer.
 
-Both get the same token ids, token limit, dtype, threads and attention, both are warmed up, and the time is that of the
-whole call, prefill included. Who goes first alternates. Decoding is greedy. A later turn is asked behind the *plain*
-answer to the one before, whatever ours was.
+All get the same token ids, token limit, dtype, threads and attention, all are warmed up, and the time is that of the
+whole call, prefill included. Who goes first changes with every answer. Decoding is greedy. A later turn is asked behind
+the *plain* answer to the one before, whatever the others were.
 
 In the folder of a bench:
 
@@ -18,9 +19,10 @@ from __future__ import annotations
 import itertools
 import platform
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,10 +32,11 @@ from ..errors import UserError
 from ..heads.backbone import Backbone
 from ..progress import Progress
 from .dialogue import dialogue, encode, own_answer
-from .figures import Report, speedup
-from .generator import Generator, Output
+from .figures import LOOP, Report, speedup
+from .generator import Generator
 from .judge import Judge
 from .machine import machine
+from .others import Answer, Timed, about, answered, check, is_rival, parted, rival_of
 from .report import write_report
 from .rows import Row, Rows, opened
 from .setup import setup_of
@@ -41,8 +44,8 @@ from .stats import repeats_ngram
 from .suite import Question, choose
 from .timing import now
 
-LOOP = 10  # a plain answer in which a run of this many tokens occurs twice is a loop
 WARM_UP_TOKENS = 32
+COUNTS = ("rounds", "drafted", "offered", "accepted")
 
 
 @dataclass
@@ -60,6 +63,10 @@ class BenchSettings:
     tree: str | None = None
     """Form of the drafts, such as chain:4 or dynamic:4x4x8 (depth, children of a node, nodes in all); auto takes what
     gives the most tokens a second. Without it, what `headstart tune` chose for the head here, else the usual form."""
+    also: list[str] = field(default_factory=list)
+    """Further sides of the same run: NAME or NAME@TREE, with NAME as for --head; lookup (transformers' own prompt
+    lookup), compiled (its generate with a static cache and torch.compile), or peer:module:function (called as --peer
+    says)."""
     max_new_tokens: int = 128
     """Stop each answer after this many tokens."""
     every: int = 1
@@ -86,24 +93,16 @@ class BenchSettings:
                 raise UserError(f"{name} is {value}; it has to be at least {least}")
 
 
-class Timed(NamedTuple):
-    """One answer of one side."""
-
-    tokens: list[int]
-    seconds: dict[str, float]
-    """`seconds`: all of the call. `prefill`; of ours also `draft` and `verify`: what these parts of it took."""
-    output: Output | None = None
-    """Of ours."""
-
-
 def bench(
-    backbone: Backbone, drafter: Any, questions: Sequence[Question], settings: BenchSettings, *, command: str = ""
-) -> Report:
+    backbone: Backbone, drafter: Any, questions: Sequence[Question], settings: BenchSettings, *,
+    others: Mapping[str, Any] | None = None, command: str = "",
+) -> Report:  # fmt: skip
     """Measure what has no rows in `settings.out` yet, and write the report of all.
 
     Args:
         drafter: what `Generator` takes; `settings.head` is only its name.
         questions: of a suite; `settings.every` and `settings.limit` choose among them.
+        others: what the drafters are that `settings.also` names.
         command: how to run this again, for the report.
 
     Returns:
@@ -115,13 +114,14 @@ def bench(
     """
     asked = choose(questions, settings.every, settings.limit)
     with threads(settings.threads):
-        generator = Generator(backbone, drafter, tree=settings.tree, compile=settings.compile)
+        check(settings.also, others or {})
+        sides = _sides(backbone, drafter, settings, others or {})
         for question in asked:  # whatever is wrong with one is told before any work
             encode(backbone, question, question.turns[0], settings.raw)
-        setup = _setup(backbone, drafter, settings)
+        setup = {**_setup(backbone, drafter, settings), **about(backbone, settings.also, others or {}, settings.raw)}
         paths = (settings.out / "rows.jsonl", settings.out / "setup.json")
         with opened(*paths, setup, settings.restart) as store:
-            rows = _run(generator, asked, settings, store)
+            rows = _run(sides, asked, settings, store)
         found = speedup(rows)
         if found is not None and found < 1 and drafter is not None:
             note = f"slower than plain decoding here (a measured speed-up of {found:.2f})"
@@ -130,72 +130,127 @@ def bench(
         return write_report(settings.out, rows, setup, command)
 
 
-def _run(generator: Generator, asked: Sequence[Question], settings: BenchSettings, store: Rows) -> list[Row]:
+class Sides(NamedTuple):
+    """Who takes part: the generator of ours, and further sides by name."""
+
+    generator: Generator
+    others: Mapping[str, Answer] = {}
+
+
+def _sides(backbone: Backbone, drafter: Any, settings: BenchSettings, drafters: Mapping[str, Any]) -> Sides:
+    others: dict[str, Answer] = {}
+    for name in settings.also:
+        if is_rival(name):
+            others[name] = answered(rival_of(backbone, name))
+        else:
+            made = Generator(backbone, drafters[name], tree=parted(name)[1], compile=settings.compile)
+            others[name] = partial(answer_ours, made)
+    return Sides(Generator(backbone, drafter, tree=settings.tree, compile=settings.compile), others)
+
+
+def _run(sides: Sides, asked: Sequence[Question], settings: BenchSettings, store: Rows) -> list[Row]:
     """The rows of all questions, in order; those that are missing are measured."""
     missing = [question for question in asked if question.key not in store.of]
     total, left = (sum(len(question.turns) for question in some) for some in (asked, missing))
     place = 0
     if missing:
-        _warm_up(generator, missing[0], settings)
+        _warm_up(sides, missing[0], settings)
     with Progress(total, "answers", "bench", done=total - left) as progress:
         for question in asked:
             if question.key not in store.of:
-                store.add(_measure_question(generator, question, settings, place))
+                store.add(_measure_question(sides, question, settings, place))
                 progress.note(speedup=speedup([row for q in asked for row in store.of.get(q.key, ())]))
                 progress.advance(len(question.turns))
             place += len(question.turns)
     return [row for question in asked for row in store.of[question.key]]
 
 
-def _warm_up(generator: Generator, question: Question, settings: BenchSettings) -> None:
+def _warm_up(sides: Sides, question: Question, settings: BenchSettings) -> None:
+    generator = sides.generator
     ids = encode(generator.backbone, question, question.turns[0], settings.raw)
     most = settings.max_new_tokens if settings.compile else WARM_UP_TOKENS  # graphs are made for every size of a round
     limit = min(settings.max_new_tokens, most, generator.backbone.max_positions - len(ids))
     for _ in range(settings.warm_up if limit > 0 else 0):
         answer_plainly(generator.backbone, ids, limit)
         answer_ours(generator, ids, limit)
+        for answer in sides.others.values():
+            _tried(answer, ids, limit)
 
 
 # -- one question ----------------------------------------------------------------------------------------------------
 
 
-def _measure_question(generator: Generator, question: Question, settings: BenchSettings, place: int) -> list[Row]:
+def _measure_question(sides: Sides, question: Question, settings: BenchSettings, place: int) -> list[Row]:
     """The rows of all its turns. `place` counts the answers before it: it decides who goes first."""
     turns = itertools.count(place)
 
     def answer(ids: list[int], limit: int) -> tuple[Row, list[int]]:
-        row = _measure(generator, ids, limit, settings.repeats, next(turns))
+        row = _measure(sides.generator, ids, limit, settings.repeats, next(turns), sides.others)
         return row, row["plain"]["tokens"]
 
-    return dialogue(generator.backbone, question, settings.max_new_tokens, settings.raw, answer)
+    return dialogue(sides.generator.backbone, question, settings.max_new_tokens, settings.raw, answer)
 
 
-def _measure(generator: Generator, ids: list[int], limit: int, repeats: int, place: int) -> Row:
-    """What both sides did with one prompt, `repeats` times each."""
-    plain: list[Timed] = []
-    ours: list[Timed] = []
+def _measure(
+    generator: Generator, ids: list[int], limit: int, repeats: int, place: int, others: Mapping[str, Answer] = {}
+) -> Row:
+    """What all sides did with one prompt, `repeats` times each."""
+    sides: dict[str, Answer] = {
+        "plain": lambda ids, limit: answer_plainly(generator.backbone, ids, limit),
+        "ours": lambda ids, limit: answer_ours(generator, ids, limit),
+        **others,
+    }
+    found: dict[str, list[Timed | str]] = {name: [] for name in sides}
     for repeat in range(repeats):
-        for side in (0, 1) if (place + repeat) % 2 == 0 else (1, 0):
-            if side == 0:
-                plain.append(answer_plainly(generator.backbone, ids, limit))
-            else:
-                ours.append(answer_ours(generator, ids, limit))
-    pairs = list(zip(plain, ours, strict=True))
-    a, b = next((pair for pair in pairs if pair[0].tokens != pair[1].tokens), pairs[0])
-    assert b.output is not None, "ours comes with stats"
-    stats = b.output.stats
-    parting = Judge(generator.backbone).parting(ids, a.tokens, b.tokens, max_new_tokens=limit, temperature=0)
+        first = (place + repeat) % len(sides)
+        for name in [*sides, *sides][first : first + len(sides)]:
+            answer = sides[name]
+            found[name].append(_tried(answer, ids, limit) if name in others else answer(ids, limit))
+    plain, ours = ([one for one in found.pop(name) if isinstance(one, Timed)] for name in ("plain", "ours"))
+    told = _differing(plain, ours)[0].tokens
+    also = {name: _also(generator.backbone, ids, limit, plain, some) for name, some in found.items()}
     return {
         "prompt_tokens": len(ids),
-        "plain": {"tokens": a.tokens, **_times(plain)},
-        "ours": {"tokens": b.tokens, **_times(ours)},
-        "rounds": stats.rounds,
-        "drafted": stats.drafted,
-        "offered": stats.offered,
-        "accepted": stats.accepted,
-        "loops": repeats_ngram(a.tokens, LOOP),
-        "difference": parting.row() if parting else None,
+        "plain": {"tokens": told, **_times(plain)},
+        **_side(generator.backbone, ids, limit, plain, ours, judged=True),
+        "loops": repeats_ngram(told, LOOP),
+        **({"also": also} if also else {}),
     }
+
+
+def _tried(answer: Answer, ids: list[int], limit: int) -> Timed | str:
+    """What a further side makes of it, or what went wrong: the bench goes on."""
+    try:
+        return answer(ids, limit)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200]
+
+
+def _also(backbone: Backbone, ids: list[int], limit: int, plain: Sequence[Timed], some: Sequence[Timed | str]) -> Row:
+    """What a row has of a further side. In half precision its differences are not judged: `verify` is for that."""
+    answers = [one for one in some if isinstance(one, Timed)]
+    if len(answers) < len(some):
+        return {"failed": next(one for one in some if isinstance(one, str))}
+    return _side(backbone, ids, limit, plain, answers, judged=backbone.dtype == torch.float32)
+
+
+def _side(
+    backbone: Backbone, ids: list[int], limit: int, plain: Sequence[Timed], ours: Sequence[Timed], *, judged: bool
+) -> Row:
+    """What a row has of a side beside the plain one."""
+    a, b = _differing(plain, ours)
+    difference: Row | None = None if a.tokens == b.tokens else {"kind": None}
+    if judged:
+        parting = Judge(backbone).parting(ids, a.tokens, b.tokens, max_new_tokens=limit, temperature=0)
+        difference = parting.row() if parting else None
+    counts = {name: b.counts[name] for name in COUNTS}
+    return {"ours": {"tokens": b.tokens, **_times(ours)}, **counts, "difference": difference}
+
+
+def _differing(plain: Sequence[Timed], ours: Sequence[Timed]) -> tuple[Timed, Timed]:
+    """The first pair of repetitions that differs, or the first one."""
+    pairs = list(zip(plain, ours, strict=True))
+    return next((pair for pair in pairs if pair[0].tokens != pair[1].tokens), pairs[0])
 
 
 def _times(answers: Sequence[Timed]) -> dict[str, list[float]]:
@@ -215,7 +270,7 @@ def answer_plainly(backbone: Backbone, ids: list[int], limit: int) -> Timed:
     start = now(backbone.device)
     tokens = own_answer(backbone, ids, limit)
     end = now(backbone.device)
-    return Timed(tokens, {"seconds": end - start, "prefill": first[0] - start})
+    return Timed(tokens, {"seconds": end - start, "prefill": first[0] - start}, {})
 
 
 def answer_ours(generator: Generator, ids: list[int], limit: int) -> Timed:
@@ -223,7 +278,8 @@ def answer_ours(generator: Generator, ids: list[int], limit: int) -> Timed:
     output = generator.generate(ids, max_new_tokens=limit, temperature=0)
     end = now(generator.backbone.device)
     parts = {part: output.stats.seconds[part] for part in ("prefill", "draft", "verify")}
-    return Timed(output.tokens, {"seconds": end - start, **parts}, output)
+    counts = {name: getattr(output.stats, name) for name in COUNTS}
+    return Timed(output.tokens, {"seconds": end - start, **parts}, counts)
 
 
 # -- what the figures depend on --------------------------------------------------------------------------------------

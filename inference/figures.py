@@ -23,6 +23,7 @@ from .judge import verdict
 from .rows import Row
 from .stats import PARTS, Stats, expected_speedup, expected_tokens, merge
 
+LOOP = 10  # a plain answer in which a run of this many tokens occurs twice is a loop
 Figures = dict[str, Any]
 Report = dict[str, Any]
 
@@ -44,7 +45,29 @@ def report(rows: Sequence[Row], setup: dict[str, Any], command: str = "") -> Rep
             if row["difference"]
         ],
         "skipped": [{name: row[name] for name in ("question", "turn", "skipped")} for row in rows if "skipped" in row],
-        "runs": [_run(answers, side, name) for side, name in (("plain", "generate"), ("ours", "headstart"))],
+        "runs": [
+            *(_run(answers, side, name) for side, name in (("plain", "generate"), ("ours", "headstart"))),
+            *(_run(_seen(answers, name), "ours", name) for name in setup.get("also", {})),
+        ],
+        **({"also": {name: _other(answers, name, setup) for name in setup["also"]}} if "also" in setup else {}),
+    }
+
+
+def _seen(rows: Sequence[Row], name: str) -> list[Row]:
+    """The rows with a further side in the place of ours, without those in which it failed."""
+    return [{**row, **row["also"][name]} for row in rows if "failed" not in row["also"][name]]
+
+
+def _other(rows: Sequence[Row], name: str, setup: dict[str, Any]) -> dict[str, Any]:
+    """The same figures of a further side. Mismatches are known in fp32 alone."""
+    seen = _seen(rows, name)
+    kinds = [row["difference"]["kind"] for row in seen if row["difference"]]
+    return {
+        **setup["also"][name],
+        "failed": sorted({row["also"][name]["failed"] for row in rows if "failed" in row["also"][name]}),
+        "mismatches": kinds.count("mismatch") if setup["dtype"] == "float32" else None,
+        "all": _sections(seen),
+        "without_loops": _sections([row for row in seen if not row["loops"]]),
     }
 
 
@@ -119,6 +142,8 @@ def _costs(rows: Sequence[Row], stats: Stats) -> dict[str, Any] | None:
     of verification and of the rest put in), and `bound` the same with drafting and the rest free. `predicted` adds
     prefill: what the tokens of plain would take at that rate. It is near the measured speed-up if the books are right.
     """
+    if not all("verify" in row["ours"] for row in rows):
+        return None  # somebody else's decoder, whose rounds nobody took apart
     steps = _tokens(rows, "plain") - len(rows)
     prefill, total = _seconds(rows, "plain", "prefill"), _seconds(rows, "plain", "seconds")
     if not stats.rounds or steps < 1 or total <= prefill:
@@ -140,7 +165,7 @@ def _costs(rows: Sequence[Row], stats: Stats) -> dict[str, Any] | None:
 
 def _stats(row: Row) -> Stats:
     ours = {part: fmean(times) for part, times in row["ours"].items() if part != "tokens"}
-    parts = {part: ours[part] for part in ("prefill", "draft", "verify")}
+    parts = {part: ours.get(part, 0.0) for part in ("prefill", "draft", "verify")}
     return Stats(
         prompt_tokens=row["prompt_tokens"],
         tokens=len(row["ours"]["tokens"]),

@@ -91,7 +91,7 @@ def run_figures(rows: Sequence[Row]) -> Figures:
         **equality(good),
         "slot_bytes": max((row["slot_bytes"] for row in rows), default=0),
         "peak_bytes": max(peaks, default=None),
-        "groups": {name: _group([row for row in good if row["group"] == name]) for name in groups},
+        "groups": {name: group_figures([row for row in good if row["group"] == name]) for name in groups},
     }
 
 
@@ -99,7 +99,7 @@ def _speed(rows: Sequence[Row], seconds: float) -> float | None:
     return sum(len(row["tokens"]) for row in rows) / seconds if seconds else None
 
 
-def _group(rows: Sequence[Row]) -> Figures:
+def group_figures(rows: Sequence[Row]) -> Figures:
     """Of a kind of prompt. Its requests share time with others; tokens a second are those that one of them sees."""
     seen = sum(map(end, rows))
     found = {"requests": len(rows), "stream_tokens_per_second": _speed(rows, seen)}

@@ -6,15 +6,16 @@ on with the next. Each side has the machine to itself and starts and ends a stre
 
 Sides: `alone` (our loop without drafts, one row: what all answers are compared with), `generate` of transformers (in
 batches, where there are several clients), its `lookup` and `assisted` generation (one row), `peer` functions (one
-row), `plain` (an engine without drafts) and `engine` (with the drafter). In the folder: `load.jsonl` and `load.json`
-(rows and what they depend on), `load_report.json` and `load.html` (load_report.py, load_page.py).
+row), `plain` (an engine without drafts), `engine` (with the drafter), and further ones (others.py). In the folder:
+`load.jsonl` and `load.json` (rows and what they depend on), `load_report.json` and `load.html` (load_report.py,
+load_page.py).
 """
 
 from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from .load_page import write_load
 from .load_report import Report
 from .load_settings import Load, LoadSettings
 from .machine import machine
+from .others import about, check, is_rival, parted, rival_of
 from .peak import peak
 from .rivals import Rival, assisted, batched, lookup, peer
 from .rows import Row, Rows, opened
@@ -71,7 +73,7 @@ class Bench:
 
     def __init__(
         self, backbone: Backbone, drafter: Any, assistant: Any, asked: Sequence[Question], settings: BenchSettings,
-        load: LoadSettings,
+        load: LoadSettings, others: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.backbone, self.settings, self.load, self.assistant = backbone, settings, load, assistant
         encoded = {one.key: encode(backbone, one, one.turns[0], settings.raw) for one in asked}
@@ -83,10 +85,13 @@ class Bench:
         self.intakes = {"plain": Intake(backbone, None, None, MATCH)}
         if drafter is not None:
             self.intakes["engine"] = Intake(backbone, drafter, settings.tree, MATCH)
+        for name, one in others.items():
+            self.intakes[name] = Intake(backbone, one, parted(name)[1], MATCH)
         self.rivals: dict[str, Rival] = {
             **({"assisted": assisted(backbone, assistant)} if assistant is not None else {}),
             **{f"peer {name}": peer(backbone, name) for name in load.peer},
             "lookup": lookup(backbone),
+            **{name: rival_of(backbone, name) for name in settings.also if is_rival(name)},
         }
         self.judge = Judge(backbone)
         self._warm: set[str] = set()
@@ -102,7 +107,7 @@ class Bench:
 
     def _pairs(self, loads: Sequence[Load]) -> list[tuple[str, Load]]:
         """`alone` first: the others are compared with it."""
-        part, one = self.load.taking_part, Load(1, None)
+        part, one = [*self.load.taking_part, *self.settings.also], Load(1, None)
         singles = [side for side in self.rivals if side in part or side.startswith("peer ")]
         found = [("alone", one), *((side, one) for side in singles)]
         closed = [load for load in loads if load.rate is None]
@@ -189,13 +194,14 @@ class Bench:
 
 def under_load(
     backbone: Backbone, drafter: Any, questions: Sequence[Question], settings: BenchSettings, load: LoadSettings,
-    *, assistant: Any = None, earlier: Report | None = None, command: str = "",
+    *, others: Mapping[str, Any] | None = None, assistant: Any = None, earlier: Report | None = None, command: str = "",
 ) -> Report:  # fmt: skip
     """Measure what has no rows in `settings.out` yet, and write the report of all.
 
     Args:
         drafter: what `Engine` takes; `settings.head` is only its name.
         questions: of a suite; `settings.every` and `settings.limit` choose among them.
+        others: what the drafters are that `settings.also` names: an engine each.
         assistant: of assisted generation: a `Backbone`, or a text such as exit:6.
         earlier: a report that the page compares this one with.
 
@@ -206,8 +212,14 @@ def under_load(
     if settings.compile:
         raise UserError("compile: engines run no compiled rounds; bench without --concurrency and --rate does")
     with threads(settings.threads):
-        made = Bench(backbone, drafter, assistant, choose(questions, settings.every, settings.limit), settings, load)
-        setup, units = _setup(backbone, drafter, settings, load), list(made.units())
+        check(settings.also, others or {})
+        asked = choose(questions, settings.every, settings.limit)
+        made = Bench(backbone, drafter, assistant, asked, settings, load, others or {})
+        setup = {
+            **_setup(backbone, drafter, settings, load),
+            **about(backbone, settings.also, others or {}, settings.raw),
+        }
+        units = list(made.units())
         costs = made.costs()
         with opened(settings.out / "load.jsonl", settings.out / "load.json", setup, settings.restart) as store:
             try:

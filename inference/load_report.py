@@ -5,6 +5,10 @@ A run is one side under one load at one temperature. Beside its own figures it h
 - `over_generate`: transformers' `generate`, one request at a time;
 - `over_batched`: transformers' `generate` in batches of as many as there are clients;
 - `over_plain`: an engine without drafts under the same load.
+
+Without looping answers (those which the request gets alone at this temperature have a run of 10 tokens twice), seconds
+cannot be parted among requests that are answered together: `without_loops` has tokens a second as a request sees them,
+and the same ratios of those, as `seen` has of all answers.
 """
 
 from __future__ import annotations
@@ -14,8 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .costs import CostModel
-from .latency import Figures, between, end, first, formula, run_figures
+from .figures import LOOP
+from .latency import Figures, between, end, first, formula, group_figures, run_figures
 from .rows import Row
+from .stats import repeats_ngram
 
 Report = dict[str, Any]
 Key = tuple[float, str, str]  # temperature, load, side
@@ -32,14 +38,30 @@ def report(
     runs: dict[Key, list[Row]] = {}
     for row in rows:
         runs.setdefault((row["temperature"], row["load"], row["side"]), []).append(row)
-    figures = {key: run_figures(some) for key, some in runs.items()}
+    figures = {key: {**run_figures(some), **_seen(some, looping(rows))} for key, some in runs.items()}
     return {
         "command": command,
         "date": time.strftime("%Y-%m-%d"),
         "setup": setup,
         **facts,
+        "looping": len(looping(rows)),
         "runs": [_run(key, runs, figures, costs) for key in sorted(runs, key=_place)],
     }
+
+
+def looping(rows: Sequence[Row]) -> set[tuple[float, str]]:
+    """The questions, with the temperature, whose answer alone is a loop."""
+    alone = [row for row in rows if row["side"] == "alone" and "tokens" in row]
+    return {(row["temperature"], row["of"]) for row in alone if repeats_ngram(row["tokens"], LOOP)}
+
+
+def _seen(rows: Sequence[Row], loops: set[tuple[float, str]]) -> Figures:
+    """As requests see it: of all answers, and of those that do not loop."""
+    good = [row for row in rows if row.get("came")]
+    clean = [row for row in good if (row["temperature"], row["of"]) not in loops]
+    groups = dict.fromkeys(row["group"] for row in clean)
+    parts = {name: group_figures([row for row in clean if row["group"] == name]) for name in groups}
+    return {"seen": group_figures(good), "without_loops": {**group_figures(clean), "groups": parts}}
 
 
 def _place(key: Key) -> tuple[Any, ...]:
@@ -64,6 +86,7 @@ def _run(key: Key, runs: dict[Key, list[Row]], figures: dict[Key, Figures], cost
         "temperature": temperature,
         **mine,
         **{name: _over(mine, figures.get(other)) for name, other in others.items()},
+        **{kind: {**mine[kind], **_seen_over(kind, mine, figures, others)} for kind in ("seen", "without_loops")},
         "formula": formula(runs[key], plain, costs, int(load[7:])) if known and costs and plain else None,
         "answers": [
             [row["of"], row["repeat"], len(row["tokens"]), *(_round(of(row)) for of in (first, between, end))]
@@ -73,12 +96,17 @@ def _run(key: Key, runs: dict[Key, list[Row]], figures: dict[Key, Figures], cost
     }
 
 
+def _seen_over(kind: str, mine: Figures, figures: dict[Key, Figures], others: dict[str, Key]) -> Figures:
+    speed = "stream_tokens_per_second"
+    return {name: _over(mine[kind], (figures.get(other) or {}).get(kind), speed) for name, other in others.items()}
+
+
 def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
-def _over(mine: Figures, other: Figures | None) -> float | None:
-    one, two = mine["tokens_per_second"], (other or {}).get("tokens_per_second")
+def _over(mine: Figures, other: Figures | None, speed: str = "tokens_per_second") -> float | None:
+    one, two = mine[speed], (other or {}).get(speed)
     return one / two if one and two else None
 
 

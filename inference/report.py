@@ -41,7 +41,9 @@ def summary(made: Report) -> str:
         f"verdict            {_verdict(made)}",
         *([f"not asked          {_count(len(made['skipped']), 'turn')}"] if made["skipped"] else []),
     ]
-    return "\n".join([*lines, *_advice(whole)])
+    others = [f"{name}: {_x(_whole(one)['speedup'])}, {_length(_whole(one))}" for name, one in _others(made)]
+    failed = [f"{name}: {fault}" for name, one in _others(made) for fault in one["failed"]]
+    return "\n".join([*lines, *_advice(whole), *others, *failed])
 
 
 def markdown(made: Report, picture: str | None = None) -> str:
@@ -52,6 +54,7 @@ def markdown(made: Report, picture: str | None = None) -> str:
         _opening(made),
         _overall(made),
         f"![Speed-up by category, acceptance by depth, shares of time]({picture})" if picture else "",
+        _further(made),
         "## By category\n\n" + _by_category(made),
         "## Acceptance by depth\n\n" + _by_depth(made),
         "## Time\n\n" + _time(made),
@@ -107,6 +110,43 @@ def _overall(made: Report) -> str:
     if two[0]["speedup_by_repetition"]:
         rows.append(["speed-up by repetition", *(", ".join(map(_x, one["speedup_by_repetition"])) for one in two)])
     return _table(["", "all", f"without {_count(made['looping'], 'looping answer')}"], rows)
+
+
+def _others(made: Report) -> list[tuple[str, Report]]:
+    return list(made.get("also", {}).items())
+
+
+def _whole(one: Report) -> Figures:
+    found: Figures = one["all"]["overall"]
+    return found
+
+
+def _length(one: Figures) -> str:
+    return f"{_f(one['tokens_per_second'], 1)} tokens/s, {_f(one['acceptance_length'])} tokens a round"
+
+
+def _further(made: Report) -> str:
+    """The table of further sides."""
+    if not _others(made):
+        return ""
+    rows = []
+    for name, one in _others(made):
+        two = [one[kind]["overall"] for kind in ("all", "without_loops")]
+        figures = [text for each in two for text in (_x(each["speedup"]), _f(each["acceptance_length"]))]
+        same = f"{two[0]['identical']}/{two[0]['answers']}"
+        rows.append([name, str(one.get("tree") or "-"), _f(two[0]["tokens_per_second"], 1), *figures, same])
+    head = [
+        "side",
+        "tree",
+        "tokens/s",
+        "speed-up",
+        "tokens a round",
+        "speed-up, no loops",
+        "tokens a round",
+        "identical",
+    ]
+    faults = "".join(f"\n\n{name} failed: {fault}" for name, one in _others(made) for fault in one["failed"])
+    return f"## Further sides of the same run\n\n{_table(head, rows)}{faults}"
 
 
 def _by_category(made: Report) -> str:

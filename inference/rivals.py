@@ -2,10 +2,11 @@
 
 - `batched`: `generate` of left-padded batches; a batch ends with its last row. With one row, plain `generate`.
 - `lookup`, `assisted`: its prompt lookup and its assisted generation, which know one row only.
+- `compiled`: `generate` with a static cache, its steps through torch.compile.
 - `peer`: any function of the user's, `module:function`.
 
 Their first round reads the prompt, too, so that their acceptance length is tokens over rounds. Times are those at which
-transformers hands tokens to a streamer.
+transformers hands tokens to a streamer; `took` is the whole call (of one that comes alone).
 
 Letters: B rows, T positions.
 """
@@ -18,6 +19,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import CompileConfig
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from ..errors import UserError
@@ -27,6 +30,8 @@ from .rows import Row
 from .traffic import Ask
 
 LOOKUP = 10  # tokens that prompt lookup drafts
+SLOTS = 512  # a static cache has so many, or a multiple: a graph is made for each number
+TRIED = 4  # tokens that make sure of a graph
 Tick = Callable[[], None]
 Rival = Callable[[Sequence[Ask], Tick], list[Row]]
 
@@ -76,6 +81,37 @@ def assisted(backbone: Backbone, assistant: Any) -> Rival:
     return batched(backbone, 1, **extra)
 
 
+def compiled(backbone: Backbone) -> Rival:
+    """`generate` with a static cache, through torch.compile. Where an answer needs more slots than those before it,
+    graphs are made anew; that is done ahead of it, and not counted."""
+    config = CompileConfig(mode="default", dynamic=False)
+    config._compile_all_devices = True  # type: ignore[assignment]
+    answer, slots = batched(backbone, 1, cache_implementation="static", compile_config=config), 0
+
+    def made(asks: Sequence[Ask], tick: Tick) -> list[Row]:
+        nonlocal slots
+        for ask in asks:
+            needed = len(ask.ids) + ask.options["max_new_tokens"]
+            if needed > slots:  # transformers keeps the largest cache that it made
+                slots = min(-(-needed // SLOTS) * SLOTS, backbone.max_positions)
+                end = StoppingCriteriaList([_After(len(ask.ids) + TRIED)])
+                more = {**ask.options, "max_new_tokens": slots - len(ask.ids), "stopping_criteria": end}
+                answer([Ask(ask.ids, more)], lambda: None)
+        return answer(asks, tick)
+
+    return made
+
+
+class _After(StoppingCriteria):
+    """Stops once a text has so many tokens."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length, device=input_ids.device)
+
+
 def peer(backbone: Backbone, name: str) -> Rival:
     """A function of an installed package or of the user's own, `module:function`, one prompt at a time. It is called as
     function(model, tokenizer, ids, max_new_tokens=, temperature=) and gives new tokens: a list, or runs as they come.
@@ -97,7 +133,7 @@ def peer(backbone: Backbone, name: str) -> Rival:
             for run in _runs(function(backbone.model, backbone.tokenizer, list(ids), **told)):
                 tokens += run
                 came.append((perf_counter(), len(run)))
-            found.append(_row(tokens, came, asked, begun))
+            found.append({**_row(tokens, came, asked, begun), "took": round(perf_counter() - begun - asked, 6)})
             tick()
         return found
 
@@ -129,11 +165,13 @@ def _batch(backbone: Backbone, asks: Sequence[Ask], begun: float, extra: dict[st
         ids.to(backbone.device), attention_mask=mask.to(backbone.device), pad_token_id=pad, streamer=clock,
         **options, **extra,
     )[:, width:].tolist()  # fmt: skip
+    took = round(perf_counter() - begun - asked, 6)
     counts = [(at, count // len(asks)) for at, count in clock.came]  # one row brings runs, several a token each
     rows = []
     for ask, answer in zip(asks, found, strict=True):
         end = next((place + 1 for place, token in enumerate(answer) if token in ends), len(answer))
-        rows.append(_row(answer[: min(end, ask.options["max_new_tokens"])], counts, asked, begun))
+        given = answer[: min(end, ask.options["max_new_tokens"])]
+        rows.append({**_row(given, counts, asked, begun), "took": took})
     return rows
 
 
