@@ -22,13 +22,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headstart.data.prepare import PrepareSettings, load_prepared, prepare
-from headstart.files import read_jsonl, write_jsonl
+from headstart.files import read_jsonl, whole_file, write_jsonl
 from headstart.heads.backbone import Backbone
 from headstart.heads.base import DraftHead
 from headstart.heads.eagle3 import Eagle3, default_taps
 from headstart.heads.format import load_head
 from headstart.heads.load import load_backbone
 from headstart.heads.vocab import DraftVocab
+from headstart.progress import Progress
 from headstart.training.batches import Rows, forwards
 from headstart.training.evaluate import count
 from headstart.training.objective import Objective
@@ -117,7 +118,7 @@ def save_backbone(folder: Path, backbone: Backbone) -> None:
 
 @torch.no_grad()
 def save_features(folder: Path, backbone: Backbone, rows: Rows) -> None:
-    """Hidden states of each row: for speculators before the final norm, for SpecForge behind it."""
+    """Hidden states of each row that has none yet: for speculators before the final norm, for SpecForge behind it."""
     from datasets import Dataset
 
     taps = (*default_taps(backbone.num_layers), backbone.num_layers)
@@ -125,17 +126,22 @@ def save_features(folder: Path, backbone: Backbone, rows: Rows) -> None:
     (ours / "hidden_states").mkdir(parents=True, exist_ok=True)
     theirs.mkdir(exist_ok=True)
     columns: dict[str, list[Any]] = {"input_ids": [], "loss_mask": [], "seq_len": []}
-    for row in range(len(rows)):
-        ids, mask = (torch.from_numpy(part.astype(np.int64)) for part in rows[row])
-        features = backbone.forward(ids[None], taps=taps)
-        assert features.taps is not None
-        states = features.taps[0].unflatten(-1, (len(taps), -1)).contiguous()  # (T, 4, H)
-        save_file({"token_ids": ids, "hidden_states": states}, ours / "hidden_states" / f"hs_{row}.safetensors")
-        aux = states[:, :-1].flatten(1)[None].clone()
-        row_of = {"input_ids": ids, "loss_mask": mask, "hidden_state": features.last.clone(), "aux_hidden_state": aux}
-        torch.save(row_of, theirs / f"{row:05d}.ckpt")
-        for name, value in zip(columns, (ids.tolist(), mask.tolist(), len(ids)), strict=True):
-            columns[name].append(value)
+    with Progress(len(rows), "rows", "features") as progress:
+        for row in range(len(rows)):
+            ids, mask = (torch.from_numpy(part.astype(np.int64)) for part in rows[row])
+            theirs_of = theirs / f"{row:05d}.ckpt"
+            if not theirs_of.exists():  # the last that is written of a row
+                features = backbone.forward(ids[None], taps=taps)
+                assert features.taps is not None
+                states = features.taps[0].unflatten(-1, (len(taps), -1)).contiguous()  # (T, 4, H)
+                save_file({"token_ids": ids, "hidden_states": states}, ours / "hidden_states" / f"hs_{row}.safetensors")
+                row_of = {"input_ids": ids, "loss_mask": mask, "hidden_state": features.last.clone()}
+                row_of["aux_hidden_state"] = states[:, :-1].flatten(1)[None].clone()
+                with whole_file(theirs_of) as part:
+                    torch.save(row_of, part)
+            for name, value in zip(columns, (ids.tolist(), mask.tolist(), len(ids)), strict=True):
+                columns[name].append(value)
+            progress.advance()
     for name in columns:  # speculators wants a row to validate on, and no training row is spared for that
         columns[name].append(columns[name][-1])
     copied = ours / "hidden_states" / f"hs_{len(rows)}.safetensors"
