@@ -2,9 +2,9 @@
 
     PYTHONPATH=scripts headstart bench ... --peer rivals.compiled:generate
 
-On a GPU transformers compiles where the cache is static; on a CPU it has to be told by a mark of its `CompileConfig`. The
-first call, which the bench does not count (--warm-up), answers three times at other lengths: one graph is compiled for
-the first length, one with the length left open for all others, and nothing after that. The cache is as long as this
+On a GPU transformers compiles where the cache is static; on a CPU it has to be told by a mark of its `CompileConfig`.
+The first call, which the bench does not count (--warm-up), answers three times at other lengths: one graph is compiled
+for the first length, one with the length left open for all others, and nothing after that. The cache is as long as this
 prompt and answer need. By itself transformers keeps the longest length so far, all of which is read at each step.
 """
 
