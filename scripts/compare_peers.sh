@@ -99,7 +99,7 @@ trained() { # TRAINER: at each rate; what was interrupted goes on
   needs features.done features
   rows_of_a_step
   for rate in ${RATES:-2e-3}; do
-    out=$dir/runs/$1/$rate
+    out=$dir/runs/$1/${rate}x$epochs
     [ ! -e "$out/done" ] || continue
     say "$1, lr $rate, $epochs epochs"
     mkdir -p "$out"
@@ -108,8 +108,19 @@ trained() { # TRAINER: at each rate; what was interrupted goes on
       tail -n 20 "$out/log" | tee "$out/end"
       grep -q "is complete at epoch" "$out/end" || exit 1 # SpecForge, interrupted between its end and ours
     fi
+    if ! (cd "$out/out" && "ended_$1"); then # interrupted, both save a checkpoint and may call it success
+      echo "compare_peers: $1 did not come to its end; the same command goes on" >&2
+      exit 130
+    fi
     touch "$out/done"
   done
+}
+
+ended_speculators() { [ -e "epoch$((epochs - 1))_end" ]; }
+ended_specforge() { # its last step is that of all whole batches
+  local last
+  last=$(readlink compare-latest)
+  [ "${last##*step}" -ge $((epochs * (all / rows))) ]
 }
 
 step_speculators() { trained speculators; }

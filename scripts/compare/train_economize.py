@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import resource
 import time
 import warnings
 from pathlib import Path
@@ -37,6 +38,7 @@ PROBE = 4  # steps whose pace is taken; the first one is left out
 
 def main() -> None:
     given = parsed()
+    claim(given)
     torch.set_num_threads(given.threads)
     warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers, about economize
     backbone = load_backbone(given.backbone, dtype="bfloat16")
@@ -58,8 +60,20 @@ def main() -> None:
     )  # fmt: skip
     taken = {"steps": steps, "minutes": (time.monotonic() - begun) / 60, "rows": len(rows), "kind": given.kind}
     taken |= {"tokens": int(rows.lengths.sum()), "loss": result.losses[-1] if result.losses else None}
+    taken["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**10
     (given.out / "found.json").write_text(json.dumps(taken))
     print(taken)
+
+
+def claim(given: argparse.Namespace) -> None:
+    """The folder is of one run alone: what it was asked for is written down, and nothing else is resumed."""
+    kept = given.out / "asked.json"
+    asked = {name: str(value) for name, value in vars(given).items() if name not in ("threads", "out")}
+    if kept.exists() and (before := json.loads(kept.read_text())) != asked:
+        changed = [f"{name} {before.get(name)}, now {asked[name]}" for name in asked if before.get(name) != asked[name]]
+        raise SystemExit(f"{given.out} holds another run ({'; '.join(changed)}); remove it, or ask for the same")
+    given.out.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(asked))
 
 
 def config(kind: str, vocab: int, depths: int) -> Any:
@@ -88,7 +102,6 @@ def paced(model: Any, examples: list[Example], settings: dict[str, Any], given: 
         )  # fmt: skip
         model.techniques.load_state_dict(before)
         pace = (moments[-1] - moments[0]) / (len(moments) - 1)
-        given.out.mkdir(parents=True, exist_ok=True)
         kept.write_text(str(max(1, math.floor(60 * given.minutes / pace))))
         print(f"{pace:.2f} s a step: {kept.read_text()} steps", flush=True)
     return int(kept.read_text())
