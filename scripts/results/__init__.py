@@ -1,0 +1,1 @@
+"""The parts of scripts/write_results.py: reports read, targets judged, tables and pictures made."""
