@@ -6,25 +6,25 @@
 #
 # SUITES   the folder with spec_bench.jsonl (question.jsonl of Spec-Bench), humaneval.jsonl and gsm8k_test.jsonl
 #
-# PARTS    which, in this order ("trees greedy drawn batches compiled"); in minutes on two cores, SmolLM2-135M in bf16,
-#          41 tokens a second by `generate`, with all three heads:
+# PARTS    which, in this order ("trees greedy drawn batches", about 50 minutes); in minutes on two cores without other
+#          work, SmolLM2-135M in bf16 (41 tokens a second by `generate`), with all three heads:
 #
 #   trees      3  tree sizes of EAGLE3 by `headstart tune`, on 12 questions that are measured nowhere else (SETTINGS);
 #                 its fastest fixed tree is taken from then on, where TREE names none
-#   greedy    29  one answer at a time, temperature 0, all in turn: `generate`, our loop, ngram, suffix, prompt lookup,
+#   greedy    33  one answer at a time, temperature 0, all in turn: `generate`, our loop, ngram, suffix, prompt lookup,
 #                 EAGLE3 (fixed and auto), EAGLE1, MEDUSA, and EAGLE3 with lookup; SPEC + CODE + MATH questions
-#   drawn      9  temperature 1: `generate`, its prompt lookup, our loop, and the heads; SPEC questions, first turns
-#   batches    5  4 and 8 at once through the engine, beside batches of `generate`; BATCH questions, first turns
+#   drawn     10  temperature 1: `generate`, our loop, EAGLE3 alone and with lookup, MEDUSA; DRAWN questions, first turns
+#   batches    6  4 and 8 at once through the engine, beside batches of `generate`; BATCH questions, first turns
 #   compiled   4  `generate` with a static cache and torch.compile, and our loop; FEW questions
-#   peers      5  (and the peers' own time) PEERS and HEADS in turn with our heads and lookups; FEW questions
-#   all480    45  plain against EAGLE3 on ALL questions of Spec-Bench
+#   peers      3  (and the peers' own time) PEERS and HEADS in turn with our heads and lookups; FEW questions
+#   all480    48  plain against EAGLE3 on ALL questions of Spec-Bench
 #   trees_eagle1, trees_medusa   3 each, as trees; before greedy, whose trees they choose
 #
-#          Minutes go with TOKENS and with the numbers of questions.
+#          Minutes are by arithmetic, and go with TOKENS and with the numbers of questions.
 #
 # TOKENS   of an answer, at most (96)
 # SPEC     Spec-Bench questions of each of its six groups (10); CODE, MATH: of HumanEval and GSM8K (20 each)
-# BATCH    of each group for batches (5); FEW: of each group for compiled and peers (2); ALL: in all480 (480)
+# DRAWN    of each group for drawn (10); BATCH: for batches (5); FEW: of each group for compiled and peers (2); ALL: in all480 (480)
 # TREE     of EAGLE3, alone and in the hybrid; TREE_EAGLE1, TREE_MEDUSA (else what trees_... found, else the usual ones)
 # SETTINGS forms that trees compares ("chain:2 ... dynamic:6x4x24"); empty: all that `headstart tune` knows
 # PEERS    decoders as module:function, in scripts/ or installed, such as "rivals.economize:decode"
@@ -131,7 +131,7 @@ other() { # FOLDER SUITE QUESTIONS: as many as are asked, spread over the file
   bench "$1" --suite "suites/$2.jsonl" --every "$((rows > $3 ? rows / $3 : 1))" --limit "$3" "${@:4}"
 }
 
-for name in ${PARTS:-trees greedy drawn batches compiled}; do
+for name in ${PARTS:-trees greedy drawn batches}; do
   case $name in
     trees* | compiled) ;;
     *) sides ;;
@@ -150,8 +150,10 @@ for name in ${PARTS:-trees greedy drawn batches compiled}; do
       other greedy/gsm8k gsm8k_test "${MATH:-20}" "${all[@]}"
       ;;
     drawn)
-      spec drawn/spec_bench "${SPEC:-10}" "${main[@]}" --also "${heads[@]}" --temperature 1 --concurrency 1 \
-        --sides generate,lookup,engine --stretch 6
+      some=("${heads[0]}")
+      [ ! -e heads/medusa ] || some+=("${heads[${#heads[@]} - 1]}")
+      spec drawn/spec_bench "${DRAWN:-10}" "${main[@]}" --also "${some[@]}" --temperature 1 --concurrency 1 \
+        --sides generate,engine --stretch 6
       ;;
     batches)
       spec batches/spec_bench "${BATCH:-5}" --head heads/eagle3 --tree auto --also "heads/eagle3@$fixed" \

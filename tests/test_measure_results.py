@@ -67,7 +67,7 @@ def test_the_default_parts_are_run_once_with_the_tree_that_was_found(measure: Me
     outs = [one[one.index("--out") + 1] for one in ran]
     assert outs == [
         "trees/eagle3/tune", "greedy/spec_bench", "greedy/humaneval", "greedy/gsm8k", "drawn/spec_bench",
-        "batches/spec_bench", "compiled/spec_bench",
+        "batches/spec_bench",
     ]  # fmt: skip
     for words in ran:
         cli.read(words)  # as the command line would
@@ -79,6 +79,9 @@ def test_the_default_parts_are_run_once_with_the_tree_that_was_found(measure: Me
         "heads/eagle3@auto", "hybrid:heads/eagle3@dynamic:3x4x8", "heads/eagle1@dynamic:3x3x6",
         "heads/medusa@dynamic:3x3x6", "none", "ngram", "suffix", "lookup",
     ]  # fmt: skip
+    drawn = ran[4]
+    assert drawn[drawn.index("--also") + 1 :][:2] == ["hybrid:heads/eagle3@dynamic:3x4x8", "heads/medusa@dynamic:3x3x6"]
+    assert drawn[drawn.index("--also") + 3] == "--temperature"
     for words, limit, every in ((ran[2], "20", "8"), (ran[3], "20", "65")):
         assert (words[words.index("--limit") + 1], words[words.index("--every") + 1]) == (limit, every)
     for link, head in (("eagle3", "three"), ("eagle1", "one"), ("medusa", "medusa")):
@@ -108,16 +111,17 @@ def test_an_interrupted_part_goes_on_and_others_settings_are_run_anew(measure: M
 
 
 def test_peers_and_heads_of_others_take_part(measure: Measure, tmp_path: Path) -> None:
-    done = measure(PARTS="peers all480", PEERS="a.b:c d:e", HEADS="speculators=peers", EAGLE1="", MEDUSA="")
+    done = measure(PARTS="peers all480 compiled", PEERS="a.b:c d:e", HEADS="speculators=peers", EAGLE1="", MEDUSA="")
     assert done.returncode == 0, done.stderr
-    first, whole = asked(tmp_path)
+    first, whole, compiled = asked(tmp_path)
     assert first[first.index("--also") + 1 :] == [
         "suffix", "lookup", "hybrid:heads/eagle3@dynamic:3x3x6", "heads/speculators@dynamic:3x3x6", "peer:a.b:c",
         "peer:d:e",
     ]  # fmt: skip
     assert "--every" not in whole
     assert whole[whole.index("--limit") + 1] == "480"
-    for words in (first, whole):
+    assert compiled[compiled.index("--also") + 1 :] == ["compiled"]
+    for words in (first, whole, compiled):
         cli.read(words)
 
 
