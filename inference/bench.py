@@ -65,8 +65,7 @@ class BenchSettings:
     gives the most tokens a second. Without it, what `headstart tune` chose for the head here, else the usual form."""
     also: list[str] = field(default_factory=list)
     """Further sides of the same run: NAME or NAME@TREE, with NAME as for --head; lookup (transformers' own prompt
-    lookup), compiled (its generate with a static cache and torch.compile), or peer:module:function (called as --peer
-    says)."""
+    lookup), or peer:module:function (called as --peer says)."""
     max_new_tokens: int = 128
     """Stop each answer after this many tokens."""
     every: int = 1

@@ -2,7 +2,6 @@
 
     NAME, NAME@TREE        a drafter, by name as for --head, with its usual form of drafts or with this one
     lookup                 transformers' own prompt lookup
-    compiled               its `generate` with a static cache, through torch.compile
     peer:module:function   any decoder that is installed (rivals.py)
 
 A side is a function of token ids and a limit. What one of transformers or of others accepted at a depth is told by the
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..heads.backbone import Backbone
-from .rivals import Rival, compiled, lookup, peer
+from .rivals import Rival, lookup, peer
 from .rows import Row
 from .setup import setup_of
 from .traffic import Ask
@@ -44,7 +43,7 @@ def parted(name: str) -> tuple[str, str | None]:
 
 def is_rival(name: str) -> bool:
     """Whether a side is none of ours."""
-    return name in ("lookup", "compiled") or name.startswith("peer:")
+    return name == "lookup" or name.startswith("peer:")
 
 
 def rival_of(backbone: Backbone, name: str) -> Rival:
@@ -53,9 +52,7 @@ def rival_of(backbone: Backbone, name: str) -> Rival:
     Raises:
         UserError: there is no such peer.
     """
-    if name.startswith("peer:"):
-        return peer(backbone, name.removeprefix("peer:"))
-    return {"lookup": lookup, "compiled": compiled}[name](backbone)
+    return lookup(backbone) if name == "lookup" else peer(backbone, name.removeprefix("peer:"))
 
 
 def check(also: Sequence[str], drafters: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 - `batched`: `generate` of left-padded batches; a batch ends with its last row. With one row, plain `generate`.
 - `lookup`, `assisted`: its prompt lookup and its assisted generation, which know one row only.
-- `compiled`: `generate` with a static cache, its steps through torch.compile.
 - `peer`: any function of the user's, `module:function`.
 
 Their first round reads the prompt, too, so that their acceptance length is tokens over rounds. Times are those at which
@@ -19,8 +18,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import CompileConfig
-from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from ..errors import UserError
@@ -30,8 +27,6 @@ from .rows import Row
 from .traffic import Ask
 
 LOOKUP = 10  # tokens that prompt lookup drafts
-SLOTS = 512  # a static cache has so many, or a multiple: a graph is made for each number
-TRIED = 4  # tokens that make sure of a graph
 Tick = Callable[[], None]
 Rival = Callable[[Sequence[Ask], Tick], list[Row]]
 
@@ -79,37 +74,6 @@ def assisted(backbone: Backbone, assistant: Any) -> Rival:
     if not same_tokens(backbone.tokenizer, assistant.tokenizer):
         extra |= {"tokenizer": backbone.tokenizer, "assistant_tokenizer": assistant.tokenizer}
     return batched(backbone, 1, **extra)
-
-
-def compiled(backbone: Backbone) -> Rival:
-    """`generate` with a static cache, through torch.compile. Where an answer needs more slots than those before it,
-    graphs are made anew; that is done ahead of it, and not counted."""
-    config = CompileConfig(mode="default", dynamic=False)
-    config._compile_all_devices = True  # type: ignore[assignment]
-    answer, slots = batched(backbone, 1, cache_implementation="static", compile_config=config), 0
-
-    def made(asks: Sequence[Ask], tick: Tick) -> list[Row]:
-        nonlocal slots
-        for ask in asks:
-            needed = len(ask.ids) + ask.options["max_new_tokens"]
-            if needed > slots:  # transformers keeps the largest cache that it made
-                slots = min(-(-needed // SLOTS) * SLOTS, backbone.max_positions)
-                end = StoppingCriteriaList([_After(len(ask.ids) + TRIED)])
-                more = {**ask.options, "max_new_tokens": slots - len(ask.ids), "stopping_criteria": end}
-                answer([Ask(ask.ids, more)], lambda: None)
-        return answer(asks, tick)
-
-    return made
-
-
-class _After(StoppingCriteria):
-    """Stops once a text has so many tokens."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length, device=input_ids.device)
 
 
 def peer(backbone: Backbone, name: str) -> Rival:

@@ -27,7 +27,7 @@
 # DRAWN    of each group for drawn (10); BATCH: for batches (5); FEW: of each group for compiled and peers (2); ALL: in all480 (480)
 # TREE     of EAGLE3, alone and in the hybrid; TREE_EAGLE1, TREE_MEDUSA (else what trees_... found, else the usual ones)
 # SETTINGS forms that trees compares ("chain:2 ... dynamic:6x4x24"); empty: all that `headstart tune` knows
-# PEERS    decoders as module:function, in scripts/ or installed, such as "rivals.economize:decode"
+# PEERS    decoders as module:function, in scripts/ or installed, such as "rivals.economized:lookup" (docs/peers.md)
 # HEADS    for peers: heads that other tools trained, as NAME=FOLDER, such as "speculators=runs/speculators/head"
 # THREADS  of everything (2); DTYPE (bfloat16); BACKBONE (smollm2-135m)
 #
@@ -159,7 +159,7 @@ for name in ${PARTS:-trees greedy drawn batches}; do
       spec batches/spec_bench "${BATCH:-5}" --head heads/eagle3 --tree auto --also "heads/eagle3@$fixed" \
         --concurrency 4,8 --sides generate,plain,engine --stretch 16
       ;;
-    compiled) spec compiled/spec_bench "${FEW:-2}" --head none --also compiled ;;
+    compiled) spec compiled/spec_bench "${FEW:-2}" --head none --also peer:rivals.compiled:generate ;;
     peers)
       [ -n "${PEERS:-}${HEADS:-}" ] || fail "peers: PEERS names no function, and HEADS no head"
       for one in ${others[@]+"${others[@]}"}; do heads+=("heads/$one@$fixed"); done

@@ -120,7 +120,7 @@ def test_peers_and_heads_of_others_take_part(measure: Measure, tmp_path: Path) -
     ]  # fmt: skip
     assert "--every" not in whole
     assert whole[whole.index("--limit") + 1] == "480"
-    assert compiled[compiled.index("--also") + 1 :] == ["compiled"]
+    assert compiled[compiled.index("--also") + 1 :] == ["peer:rivals.compiled:generate"]
     for words in (first, whole, compiled):
         cli.read(words)
 

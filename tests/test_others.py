@@ -1,4 +1,4 @@
-"""Further sides of a bench: who they are, what is kept of them, what fails, and what `generate` compiled does."""
+"""Further sides of a bench: who they are, what is kept of them, what fails."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ import zoo
 from headstart.errors import UserError
 from headstart.heads.backbone import Backbone
 from headstart.heads.methods import METHODS
-from headstart.inference import load_report, report, rivals
+from headstart.inference import load_report, report
 from headstart.inference.bench import BenchSettings, bench
 from headstart.inference.load import under_load
 from headstart.inference.load_settings import LoadSettings
 from headstart.inference.others import _counts, is_rival, parted
 from headstart.inference.suite import Question, question
-from headstart.inference.traffic import Ask
 
 NEW = 10
 
@@ -81,7 +80,7 @@ def test_names_are_taken_apart(tmp_path):
     odd = tmp_path / "a@b"
     odd.mkdir()
     assert parted(str(odd)) == (str(odd), None)
-    assert [is_rival(name) for name in ("lookup", "compiled", "peer:a:b", "ngram", "none")] == [1, 1, 1, 0, 0]
+    assert [is_rival(name) for name in ("lookup", "peer:a:b", "ngram", "none")] == [1, 1, 0, 0]
 
 
 def test_runs_tell_what_was_accepted():
@@ -204,27 +203,3 @@ def test_looping_answers_are_left_out_under_load():
     assert engine["without_loops"]["stream_tokens_per_second"] == pytest.approx(10)
     assert engine["without_loops"]["over_generate"] == pytest.approx(2)
     assert engine["without_loops"]["groups"]["g"]["requests"] == 1
-
-
-def test_compiled_generate_makes_graphs_ahead_of_the_clock(backbone, monkeypatch):
-    """The tokens of generate; a static cache, and nothing compiled where it is counted but for larger caches."""
-    made: list[tuple[int, bool]] = []
-    monkeypatch.setattr(torch, "compile", lambda call, **options: call)
-    monkeypatch.setattr(rivals, "SLOTS", 32)
-    right = backbone.model.generate
-
-    def watched(ids: Any, **options: Any) -> Any:
-        found = right(ids, **options)
-        made.append((found.shape[1] - ids.shape[1], "stopping_criteria" in options))
-        assert options["compile_config"]._compile_all_devices
-        assert options["cache_implementation"] == "static"
-        return found
-
-    monkeypatch.setattr(backbone.model, "generate", watched)
-    rival, ids = rivals.compiled(backbone), backbone.encode("red")
-    ask = lambda n: rival([Ask(ids, {"max_new_tokens": n, "do_sample": False})], lambda: None)[0]["tokens"]  # noqa: E731
-    plain = right(torch.tensor([ids]), max_new_tokens=40, do_sample=False, pad_token_id=0)[0, len(ids) :].tolist()
-    assert ask(6) == plain[:6]
-    assert ask(5) == plain[:5]
-    assert ask(40) == plain[:40]
-    assert made == [(rivals.TRIED, True), (6, False), (5, False), (rivals.TRIED, True), (len(plain), False)]

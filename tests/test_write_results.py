@@ -101,8 +101,8 @@ def everything(write: Callable[..., None], first: float = 2.4, worst: float = 1.
     write("drawn/spec_bench/load_report.json", load(setup, 1.0, drawn))
     many = {("alone", 1): 42.0, ("generate", 1): 40.0, ("generate", 4): 80.0, ("plain", 4): 90.0, ("engine", 4): 100.0}
     write("batches/spec_bench/load_report.json", load({**SETUP, **FIRST, "tree": "auto"}, 0.0, many))
-    plain = {**SETUP, "drafter": "none", "tree": None, "also": {"compiled": {}}}
-    write("compiled/spec_bench/report.json", bench(plain, {"compiled": 1.1}, 1.05))
+    plain = {**SETUP, "drafter": "none", "tree": None, "also": {read.COMPILED: {}}}
+    write("compiled/spec_bench/report.json", bench(plain, {read.COMPILED: 1.1}, 1.05))
     peers = {"peer:rivals.economize:lookup": 1.3, "peer:rivals.vllm:eagle3": 1.5, "heads/speculators@chain:5": 1.8}
     facts = {name: {} for name in peers} | {
         "heads/speculators@chain:5": {"drafter": "heads/speculators (eagle3)", "tree": "chain:5"}
@@ -137,6 +137,7 @@ def test_a_whole_page_has_the_figures_and_passes_as_a_page(write, tmp_path):
     assert "| EAGLE-3, chain:5 | 320.0 (240.0) | 3.20 (2.40) | 3.00 (3.00) | 12/12 |" in text
     assert "| `generate`, eager | 100.0 (100.0) | 1.00 (1.00) | - | - |" in text
     assert "EAGLE-3 head `speculators`, chain:5" in text
+    assert "| `generate`, static cache, compiled | 146.7 (110.0) |" in text
     assert "peer `rivals.vllm:eagle3`" in text
     assert "| 4 | EAGLE-3, auto | 100.0 | 2.50 | 1.25 (1.25) | 2.00 (2.00) | 6/6 |" in text
     assert "| 1 | EAGLE-3, chain:5 | 64.0 | 1.60 (1.60) | 2.00 (2.00) | 6/6 |" in text
@@ -179,6 +180,20 @@ def test_targets_are_judged_by_the_reports(write, tmp_path):
     assert found["our Medusa over the best peer's"].verdict == "not measured"
     assert found["EAGLE-3 with lookup over `generate` with prompt lookup"].all == pytest.approx(2.6 / 1.25)
     assert found["share of the limit on Spec-Bench"].all == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("peer:rivals.economized:lookup", "lookup"), ("peer:rivals.economized:medusa", "medusa"),
+        ("peer:rivals.economized:eagle3", "eagle3"), ("peer:rivals.imported:speculators", "eagle3"),
+        ("peer:rivals.imported:specforge", "eagle3"), (read.COMPILED, "compiled"), ("peer:a:b", "other"),
+    ],
+)  # fmt: skip
+def test_peers_are_compared_by_kind(name, kind):
+    role, label, own = read.told(name, {})
+    assert not own
+    assert read.Side(role, label, None, own, {}, {}).kind == kind
 
 
 def test_loops_and_one_slow_group_are_not_hidden(write, tmp_path):

@@ -15,10 +15,11 @@ Report = dict[str, Any]
 SUITES = {"spec_bench": "Spec-Bench", "humaneval": "HumanEval", "gsm8k": "GSM8K"}
 METHODS = {"eagle3": "EAGLE-3", "eagle1": "EAGLE-1", "medusa": "Medusa", "hydra": "Hydra"}
 LOOKUPS = ("ngram", "suffix", "lookup")
+COMPILED = "peer:rivals.compiled:generate"
 NAMES = {
     "generate": "`generate`, eager", "none": "our loop, no drafts", "alone": "our loop, no drafts",
     "plain": "engine, no drafts", "ngram": "`ngram`", "suffix": "`suffix`", "lookup": "`generate` with prompt lookup",
-    "compiled": "`generate`, static cache, compiled",
+    COMPILED: "`generate`, static cache, compiled",
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ class Side:
         if self.role != "peer":
             return self.role
         words = {"lookup": "lookup", "pld": "lookup", "ngram": "lookup", "suffix": "lookup", "medusa": "medusa"}
-        words |= {"eagle3": "eagle3", "eagle_3": "eagle3", "eagle1": "eagle1"}
+        words |= dict.fromkeys(("eagle3", "speculators", "specforge"), "eagle3") | {"eagle1": "eagle1"}
         return next((kind for word, kind in words.items() if word in self.label.lower()), "other")
 
     def speed(self, group: str | None = None, clean: bool = False) -> float | None:
@@ -140,7 +141,8 @@ def _side(name: str, facts: Report, whole: Report, clean: Report) -> Side:
 def told(name: str, facts: Report) -> tuple[str, str, bool]:
     """What a side is, what a reader calls it, and whether it is ours."""
     if name in NAMES:
-        return name, NAMES[name], name not in ("generate", "lookup", "compiled")
+        role = "compiled" if name == COMPILED else name
+        return role, NAMES[name], role not in ("generate", "lookup", "compiled")
     if name.startswith("peer"):
         return "peer", f"peer `{re.sub('^peer[: ]', '', name)}`", False
     drafter, tree = str(facts.get("drafter") or name), facts.get("tree")
