@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from headstart.errors import UserError
 from headstart.verb import Verb
 
 
@@ -26,26 +28,33 @@ def fetch(settings: FetchSettings) -> None:
 
 @dataclass
 class ExportSettings:
-    """A head for another tool."""
+    """A head for another tool, or from one."""
 
     head: str
     """Folder, file or Hub id of the head, in any format that can be read."""
     to: str
     """The format: eagle, specforge, sglang, modelopt, vllm, speculators, medusa, medusa-v2, medusa-2, tensorrt-llm,
-    hydra."""
+    hydra; or headstart, the own one."""
     out: Path
     """Folder to write; new or empty."""
     backbone: str | None = None
     """Its backbone, where a format holds something of it; without it, the one that the head names."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Number format of the weights; without it, that in which they are stored (with --backbone, the backbone's)."""
 
 
 def export(settings: ExportSettings) -> None:
+    import torch
+
     from headstart import load_backbone, load_head
     from headstart.heads.exchange import export_head
     from headstart.heads.layouts import BackboneNeededError
     from headstart.options import silence
 
     silence()
+    if settings.to == "headstart":
+        print(_own(settings))
+        return
     head = load_head(settings.head)
     changed = head.config.adapter_hash != ""
     if changed and settings.to == "medusa-2":  # the one format that holds the changed backbone, too
@@ -53,6 +62,8 @@ def export(settings: ExportSettings) -> None:
         head = load_head(settings.head, backbone, adapter=True)
     elif settings.backbone and not changed:
         head = load_head(settings.head, load_backbone(settings.backbone))
+    if settings.dtype:
+        head = head.to(getattr(torch, settings.dtype))
     try:
         folder = export_head(head, settings.to, settings.out)
     except BackboneNeededError:
@@ -60,6 +71,21 @@ def export(settings: ExportSettings) -> None:
             raise
         folder = export_head(head.bind(load_backbone(head.config.backbone)), settings.to, settings.out)
     print(folder)
+
+
+def _own(settings: ExportSettings) -> Path:
+    """The head in headstart's own format, with what it says of its training."""
+    import torch
+
+    from headstart import load_backbone, load_head
+    from headstart.heads.format import provenance_of, save_head
+
+    if settings.out.is_dir() and any(settings.out.iterdir()):
+        raise UserError(f"{settings.out}: is not empty; give a new or empty folder")
+    backbone = load_backbone(settings.backbone) if settings.backbone else None
+    dtype = getattr(torch, settings.dtype) if settings.dtype else None
+    head = load_head(settings.head, backbone, dtype=dtype)
+    return save_head(head, settings.out, provenance=provenance_of(settings.head))
 
 
 @dataclass
@@ -103,6 +129,7 @@ HEADS: dict[str, Verb] = {
         examples=(
             "headstart export --head runs/eagle3 --to vllm --out exported/vllm",
             "headstart export --head user/medusa-head --to tensorrt-llm --backbone user/model --out exported/trt",
+            "headstart export --head runs/eagle3 --to headstart --dtype bfloat16 --out heads/eagle3-bf16",
         ),
     ),
     "inspect": Verb(

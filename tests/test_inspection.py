@@ -16,7 +16,7 @@ from test_exchange import backbone, built
 from headstart.cli import main
 from headstart.errors import UserError
 from headstart.heads.exchange import export_head
-from headstart.heads.format import save_head
+from headstart.heads.format import load_head, provenance_of, save_head
 from headstart.heads.inspection import inspect
 
 EASY: dict[str, dict[str, Any]] = {"eagle1": {"fc_bias": False}}
@@ -241,6 +241,27 @@ def test_export_by_the_command_line(tmp_path: Path) -> None:
     assert main([*line, "--backbone", str(tmp_path / "model")]) == 0
     assert (tmp_path / "one" / "medusa_lm_head.pt").exists()
     assert main(["export", "--head", str(folder), "--to", "vlm", "--out", str(tmp_path / "x")]) == 2
+
+
+def test_export_to_the_own_format_in_another_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A head as trained, half as large; and one of another tool."""
+    own = save_head(built("medusa", {}), tmp_path / "own", provenance={"loss": "soft"})
+    foreign = tmp_path / "foreign"
+    export_head(built("eagle3", {}), "vllm", foreign)
+    backbone().model.save_pretrained(tmp_path / "model")
+    for source, more in ((own, []), (foreign, ["--backbone", str(tmp_path / "model")])):
+        out = tmp_path / f"{source.name}-bf16"
+        line = ["export", "--head", str(source), "--to", "headstart", "--dtype", "bfloat16", "--out", str(out), *more]
+        assert main(line) == 0
+        capsys.readouterr()
+        assert main(line) == 2
+        assert "is not empty" in capsys.readouterr().err
+        made, before = load_head(out), load_head(source, backbone())
+        assert made.method == before.method
+        for name, weight in before.state_dict().items():
+            assert made.state_dict()[name].dtype == (torch.bfloat16 if weight.is_floating_point() else weight.dtype)
+            assert torch.equal(made.state_dict()[name], weight.to(made.state_dict()[name].dtype))
+    assert provenance_of(tmp_path / "own-bf16") == {"loss": "soft"}
 
 
 def test_heads_that_carry_the_architecture_of_a_model_are_heads(tmp_path: Path) -> None:
