@@ -251,7 +251,14 @@ def _whole(out: Path, settings: Mapping[str, Any], thorough: bool) -> bool:
     if header is None:
         return False
     check_settings(out, header, settings)
-    return not damaged(out, header, thorough=thorough)
+    bad = damaged(out, header, thorough=thorough)
+    if bad and (change := difference(header["settings"], settings)):
+        file, why = next(iter(bad.items()))
+        raise UserError(
+            f"{out / file}: {why}, and it is one of features that hold more than is asked for ({change}): mend them by "
+            "the command that made them, or choose another folder"
+        )
+    return not bad
 
 
 def _open_parts(out: Path, settings: Mapping[str, Any], thorough: bool, restart: bool) -> None:

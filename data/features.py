@@ -78,16 +78,26 @@ def shards_of(header: Mapping[str, Any]) -> list[Shard]:
 
 
 def check_settings(folder: Path, header: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """The features have to be those of exactly these settings.
+    """The features have to be those of these settings, or hold them.
 
     Raises:
-        UserError: they are not; says in what, with both values.
+        UserError: they do not; says in what, with both values.
     """
-    if change := difference(header["settings"], settings):
+    if not covers(header["settings"], settings):
+        change = difference(header["settings"], settings)
         raise UserError(
             f"{folder}: these features are not those of this backbone, these rows and these settings: {change}. Repeat "
             "the earlier setting, choose another folder, or have them replaced (`headstart data cache ... --restart`)"
         )
+
+
+def covers(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether features made with one setting hold those of another: all taps of it, `last` wherever it is read, and
+    nothing else is different. So those of an EAGLE-3 head are good for Medusa heads."""
+    more = {**wanted, "taps": there.get("taps"), "last at": there.get("last at")}
+    if difference(there, more):
+        return False
+    return {*wanted["taps"]} <= {*there["taps"]} and there["last at"] in ("every position", wanted["last at"])
 
 
 def damaged(folder: Path, header: Mapping[str, Any], *, thorough: bool) -> dict[str, str]:
@@ -117,7 +127,7 @@ class FeatureCache:
     """Cached features, read row by row. Each shard is checked against its hash when it is first opened.
 
     Args:
-        settings: what the features have to be made from; None: whatever the folder has.
+        settings: what is read; None: whatever the folder has, which may be more (`covers`).
         dtype: what is read is given in it.
 
     Raises:
@@ -137,7 +147,10 @@ class FeatureCache:
             file, why = next(iter(bad.items()))
             raise UserError(f"{self.folder / file}: {why} ({len(bad)} of the shards); {AGAIN}")
         self.settings: dict[str, Any] = header["settings"]
-        self.taps: int = len(self.settings["taps"])
+        self.stored = self.settings["taps"]
+        read = self.stored if settings is None else settings["taps"]
+        self.chosen = None if read == self.stored else [self.stored.index(tap) for tap in read]
+        self.taps: int = len(read)
         self.width: int = self.settings["width"]
         self.shards = shards_of(header)
         self.place = {row: (at, k) for at, shard in enumerate(self.shards) for k, row in enumerate(shard.rows)}
@@ -147,7 +160,7 @@ class FeatureCache:
     def summary(self) -> str:
         """What it holds, in a line."""
         rows, size = sum(len(shard.rows) for shard in self.shards), sum(shard.bytes for shard in self.shards)
-        states = f"hidden states {self.settings['taps']}, the last" if self.taps else "the last hidden state"
+        states = f"hidden states {self.stored}, the last" if self.stored else "the last hidden state"
         return (
             f"{self.folder}: {states} of {rows:,} rows, {self.settings['store']}, "
             f"{told(size)} in {len(self.shards):,} shards, all whole"
@@ -172,6 +185,8 @@ class FeatureCache:
             last[row, start + positions] = states.to(self.dtype)
             if taps is not None:
                 text = shard.taps(k)
+                if self.chosen is not None:
+                    text = text.view(len(text), len(self.stored), -1)[:, self.chosen].flatten(1)
                 taps[row, start : start + len(text)] = text.to(self.dtype)
         return Features(last, taps)
 

@@ -454,7 +454,7 @@ def test_whatever_changes_the_features_is_a_miss(tmp_path: Path, chats: Path) ->
         ({"data__max_length": 60}, "max_length was 1024, is now 60"),  # B024
         ({"head": {"taps": [0, 1, 2]}}, r"taps was \[1, 2, 3\], is now \[0, 1, 2\]"),
         ({"data__cache_store": "bfloat16"}, "store was float32, is now bfloat16"),
-        ({"method": "medusa"}, r"taps was \[1, 2, 3\], is now \[\]"),
+        ({"method": "eagle1"}, r"taps was \[1, 2, 3\], is now \[\]; last at was anchors, is now every position"),
     ],
 )
 def test_a_folder_of_other_features_is_refused(tmp_path: Path, prepared: Path, change: Any, message: str) -> None:
@@ -606,6 +606,40 @@ def test_a_damaged_shard_is_named_and_made_anew(tmp_path: Path, how: str, capsys
     assert "000001.safetensors" in capsys.readouterr().out
     assert bytes_of(out) == before
     assert {n for n, stamp in stamps.items() if (out / n).stat().st_mtime_ns != stamp} == {"000001.safetensors"}
+
+
+def test_medusa_heads_train_on_the_features_of_an_eagle_3_head(tmp_path: Path, prepared: Path) -> None:
+    folder = str(tmp_path / "features")
+    train(
+        runs.recipe(tmp_path / "own", prepared, "medusa", data__cache=str(tmp_path / "less")), backbone=zoo.backbone()
+    )
+    cache_features(runs.recipe(tmp_path / "run", prepared, "eagle3", data__cache=folder), zoo.backbone())
+    train(runs.recipe(tmp_path / "run", prepared, "medusa", data__cache=folder), backbone=zoo.backbone())
+    for name, weight in runs.weights(tmp_path / "own").items():
+        assert torch.equal(runs.weights(tmp_path / "run")[name], weight)
+
+
+@pytest.mark.parametrize("store", ["auto", "int8"])
+def test_features_that_hold_more_serve_a_head_that_reads_less(tmp_path: Path, store: str) -> None:
+    """Those of three taps, for Medusa heads and for a head of two taps; never the other way."""
+    backbone, rows = zoo.backbone(), texts()
+    everything = Reads((0, 2, 4), whole_last=True)
+    made(tmp_path / "more", backbone, rows, everything, store=store)
+    for number, less in enumerate((Reads((), False), Reads((4, 2), False), Reads((2,), True))):
+        found = made(tmp_path / "more", backbone, rows, less, store=store)  # finds it, and makes nothing
+        own = made(tmp_path / f"own{number}", backbone, rows, less, store=store)
+        here, there = (read(cache, rows, [0, 3, 5]) for cache in (own, found))
+        stands = here.last != 0
+        assert torch.equal(here.last[stands], there.last[stands])
+        assert (here.taps is None) == (there.taps is None) == (not less.taps)
+        if here.taps is not None:
+            assert torch.equal(here.taps, there.taps)
+        with pytest.raises(UserError, match="taps was|last at was"):
+            made(tmp_path / f"own{number}", backbone, rows, everything, store=store)
+    (tmp_path / "more" / "000001.safetensors").unlink()
+    with pytest.raises(UserError, match=r"000001.*is missing.*hold more than is asked for \(taps was"):
+        made(tmp_path / "more", backbone, rows, Reads((), False), store=store)
+    made(tmp_path / "more", backbone, rows, everything, store=store)
 
 
 def test_shards_of_other_features_are_told_apart(tmp_path: Path) -> None:
