@@ -3,6 +3,7 @@
 # head for a few minutes on conversations that the model wrote itself, and shows plain and drafted answers side by side.
 #
 #   scripts/quickstart.sh [key=value ...]     settings of configs/quickstart.yaml that are to be otherwise
+#   scripts/quickstart.sh --shipped           trains nothing: shows the head that comes with headstart, in a minute
 #
 # Needs Python 3.11 or newer, 2 GB of memory and 3 GB of disk; no GPU. Run it again and it goes on where it was.
 #
@@ -20,6 +21,7 @@ case "${1:-}" in
 esac
 
 run=${HEADSTART_RUN:-runs/quickstart}
+shipped=heads/shipped/smollm2-135m-eagle3 # trained for longer, by configs/smollm2-eagle3.yaml
 venv=$(scripts/setup.sh fetch,plot)
 headstart="$venv/bin/headstart"
 say() { printf '\n== %s\n' "$*"; }
@@ -27,28 +29,36 @@ say() { printf '\n== %s\n' "$*"; }
 say "the backbone"
 "$headstart" fetch smollm2-135m
 
+# show HEAD BENCH [flags]: plain and drafted answers, then 20 prompts that no recipe trains on, into the folders BENCH-...
+show() {
+  local pair=(--backbone smollm2-135m --head "$1" "${@:3}") ask=(--suite shipped --limit 20 --max-new-tokens 64)
+  say "plain and drafted, side by side"
+  for prompt in \
+    "Can you explain how a bicycle stays upright while it moves?" \
+    "Please write a short Python function that counts the vowels in a text."; do
+    printf '\n> %s\n' "$prompt"
+    "$headstart" generate "${pair[@]}" --dtype bfloat16 --temperature 0 --max-new-tokens 120 --compare "$prompt"
+  done
+  say "20 prompts that were not trained on: speed in bf16, then equality in fp32"
+  "$headstart" bench "${pair[@]}" --dtype bfloat16 "${ask[@]}" --out "$2-bf16"
+  "$headstart" bench "${pair[@]}" --dtype float32 "${ask[@]}" --out "$2-fp32"
+}
+
+if [ "${1:-}" = --shipped ]; then
+  show "$shipped" runs/shipped
+  exit
+fi
+
 say "training an EAGLE-3 head (configs/quickstart.yaml)"
 "$headstart" train configs/quickstart.yaml "run=$run" "$@"
 
 head=$run/head
-pair=(--backbone smollm2-135m --head "$head" --tree dynamic:2x3x4) # a small tree suits a young head
-say "plain and drafted, side by side"
-for prompt in \
-  "Can you explain how a bicycle stays upright while it moves?" \
-  "Please write a short Python function that counts the vowels in a text."; do
-  printf '\n> %s\n' "$prompt"
-  "$headstart" generate "${pair[@]}" --dtype bfloat16 --temperature 0 --max-new-tokens 120 --compare "$prompt"
-done
-
-say "20 prompts that were not trained on: speed in bf16, then equality in fp32"
-ask=(--suite shipped --limit 20 --max-new-tokens 64)
-"$headstart" bench "${pair[@]}" --dtype bfloat16 "${ask[@]}" --out "$run/bench-bf16"
-"$headstart" bench "${pair[@]}" --dtype float32 "${ask[@]}" --out "$run/bench-fp32"
+show "$head" "$run/bench" --tree dynamic:2x3x4 # a small tree suits a young head
 
 cat <<END
 
 The head is in $head. Next:
   $headstart generate --backbone smollm2-135m --head $head "Why is the sky blue?"
-  $headstart train configs/smollm2-eagle3.yaml      a longer run
+  $headstart train configs/smollm2-eagle3.yaml      a longer run; its head: $shipped
   $headstart --help
 END
