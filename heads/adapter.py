@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import UserError
 from ..files import write_whole
 from .backbone import Backbone
 from .base import plain_name
+from .weights import write_tensors
 
 FOLDER = "adapter"
 FILES = _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -135,7 +136,7 @@ class Adapter:
         folder.mkdir()
         found = _plain(self.settings) | {"base_model_name_or_path": plain_name(self.backbone.name)}
         write_whole(folder / _CONFIG, json.dumps(found, indent=2, sort_keys=True) + "\n")
-        save_file(self.tensors(), folder / _WEIGHTS, metadata={"format": "pt"})
+        write_tensors(folder / _WEIGHTS, self.tensors())
 
 
 def apply(backbone: Backbone, folder: Path, expected: str) -> Backbone:

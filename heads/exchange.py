@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from ..errors import UserError, first_line, nearest
 from ..files import whole_folder, write_whole
@@ -36,7 +35,7 @@ from .base import DraftHead
 from .kinds import TITLES, kind_of, likeness, wrapper_of
 from .layouts import Config, Files, Found, Tensors
 from .methods import METHODS
-from .weights import PICKLES, read_config, read_tensors, tensor_shapes, weight_files
+from .weights import PICKLES, read_config, read_tensors, tensor_shapes, weight_files, write_tensors
 
 Writer = Callable[[Any, Tensors, Backbone | None], Files]
 Reader = Callable[[Config, Tensors, Backbone | None], Found]
@@ -129,7 +128,7 @@ def write_files(folder: Path, files: Files) -> None:
     if Path(files.weights).suffix in PICKLES:
         torch.save(tensors, folder / files.weights)
     else:
-        save_file(tensors, folder / files.weights, metadata={"format": "pt"})
+        write_tensors(folder / files.weights, tensors)
     write_whole(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import UserError
@@ -33,7 +33,7 @@ from .card import Card
 from .exchange import import_head
 from .hub import fetched, is_id
 from .methods import METHODS
-from .weights import read_config
+from .weights import read_config, write_tensors
 
 FORMAT, VERSION = "headstart", 1
 LAYER_IDS = (
@@ -105,10 +105,7 @@ def save_head(
         outside(name): tensor.detach().cpu().contiguous() for name, tensor in (weights or head.state_dict()).items()
     }
     with whole_folder(folder) as part:
-        try:
-            save_file(tensors, part / _WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:  # it hides the system's own error, a full disk say
-            raise UserError(f"{folder}: cannot be written ({error})") from error
+        write_tensors(part / _WEIGHTS, tensors)
         write_whole(part / _CONFIG, json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
         write_whole(part / _CARD, str(_card(manifest)))
         if adapter:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import UserError, first_line
@@ -23,6 +24,12 @@ _KNOWN = (
     "medusa_lm_head.safetensors", "medusa_lm_head.pt", "hydra_lm_head.safetensors", "hydra_lm_head.pt",
 )  # fmt: skip
 _INDEX = ".index.json"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A file of safetensors that whoever may read its folder may read: newer versions of `save_file` make one for the
+    writer alone, and hide what the system says of a full disk."""
+    path.write_bytes(save(dict(tensors), metadata={"format": "pt"}))
 
 
 def read_config(source: Path) -> dict[str, Any]:

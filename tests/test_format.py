@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from test_heads import CASES
 import zoo
 from headstart.errors import UserError
 from headstart.heads.base import DraftHead
+from headstart.heads.exchange import export_head
 from headstart.heads.format import load_head, save_head
 from headstart.heads.methods import METHODS
 from headstart.heads.vocab import DraftVocab
@@ -391,3 +394,16 @@ def test_the_folder_of_a_run_stands_for_its_head(tmp_path):
     loaded = load_head(tmp_path / "run", backbone)
     for name, value in saved.state_dict().items():
         assert torch.equal(value, loaded.state_dict()[name]), name
+
+
+def test_whoever_may_read_a_folder_may_read_its_head(tmp_path: Path) -> None:
+    """The umask decides, as for any file: safetensors 0.8 would make the weights readable for their writer alone."""
+    head = METHODS["medusa"].build(zoo.backbone())
+    before = os.umask(0o022)
+    try:
+        folder = save_head(head, tmp_path / "head")
+        export_head(METHODS["eagle3"].build(zoo.backbone(), vocab=SMALL), "vllm", tmp_path / "exported")
+    finally:
+        os.umask(before)
+    for path in (*folder.iterdir(), *(tmp_path / "exported").iterdir()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644, path
