@@ -126,10 +126,10 @@ def answers(run: Run, backbone: Backbone, heads: Heads, prompt: list[int]) -> No
             return
         answer_ours(generator, prompt, 8)
         ours = min((answer_ours(generator, prompt, limit) for _ in range(2)), key=lambda one: one.seconds["seconds"])
-        assert ours.output is not None, "ours comes with stats"
-        stats, rate = ours.output.stats, len(ours.tokens) / ours.seconds["seconds"]
-        rounds = 1000 * (ours.seconds["seconds"] - ours.seconds["prefill"]) / max(stats.rounds, 1)
-        table.rows.append((name, rate, rate / base, stats.acceptance_length, rounds))
+        rate, rounds = len(ours.tokens) / ours.seconds["seconds"], ours.counts["rounds"]
+        length = 1 + sum(ours.counts["accepted"]) / rounds if rounds else 1.0
+        each = 1000 * (ours.seconds["seconds"] - ours.seconds["prefill"]) / max(rounds, 1)
+        table.rows.append((name, rate, rate / base, length, each))
 
 
 def _sides(backbone: Backbone, heads: Heads, answer: list[int]) -> Iterator[tuple[str, Generator]]:
