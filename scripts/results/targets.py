@@ -145,4 +145,3 @@ def share(side: Side, clean: bool = False) -> Value:
 def drafted(some: Iterable[Side]) -> list[Side]:
     """Those of ours that draft, with what their rounds cost."""
     return [one for one in some if one.all["overall"]["costs"] and one.role != "none"]
-
