@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -286,7 +287,21 @@ def test_a_push_that_broke_off_goes_on(
         save_file({name: tensors[name] for name in part}, folder / shard)
     index = {"weight_map": {name: shard for shard, part in shards.items() for name in part}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    hub.trouble = lambda method, path: trouble if method == "PUT" and hub.arrived else None
+    sent: list[str] = []
+
+    def fails(method: str, path: str) -> Any:
+        """The two are sent side by side: whichever is second waits until the first is there, and never arrives."""
+        if method != "PUT":
+            return None
+        sent.append(path)
+        if path == sent[0]:
+            return None
+        for _ in range(2000):
+            if not hub.arrived:
+                time.sleep(0.01)
+        return trouble
+
+    hub.trouble = fails
     said = refused(capsys, folder, NAME)
     assert "nothing is lost: the same command goes on with what has not arrived" in said
     assert len(hub.arrived) == 1
