@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import UserError
 from ..files import file_hash, whole_file, write_whole
 from ..heads.backbone import Backbone
+from ..heads.weights import write_tensors
 from ..progress import Progress
 from . import eight_bits
 from .feature_key import Reads, Texts, difference
@@ -148,9 +148,7 @@ def _write(
     tensors = _captured(backbone, [rows[row] for row in group], reads, settings["store"])
     tensors["rows"] = torch.tensor([numbers[row] for row in group], dtype=torch.int32)
     with whole_file(path) as temporary:
-        # One key: the order of several would change from run to run. By `save`, as `save_file` of newer versions writes
-        # a file of its own beside the one it is given, which a kill leaves there.
-        temporary.write_bytes(save(tensors, metadata={"headstart": json.dumps(settings)}))
+        write_tensors(temporary, tensors, {"headstart": json.dumps(settings)})
         note = Shard(path.name, temporary.stat().st_size, file_hash(temporary), tensors["rows"].tolist())
     write_whole(_note(parts, number), json.dumps(asdict(note)))
 

@@ -147,9 +147,9 @@ class FeatureCache:
             file, why = next(iter(bad.items()))
             raise UserError(f"{self.folder / file}: {why} ({len(bad)} of the shards); {AGAIN}")
         self.settings: dict[str, Any] = header["settings"]
-        self.stored = self.settings["taps"]
-        read = self.stored if settings is None else settings["taps"]
-        self.chosen = None if read == self.stored else [self.stored.index(tap) for tap in read]
+        stored = self.settings["taps"]
+        read = stored if settings is None else settings["taps"]
+        self.chosen = None if read == stored else [stored.index(tap) for tap in read]
         self.taps: int = len(read)
         self.width: int = self.settings["width"]
         self.shards = shards_of(header)
@@ -160,7 +160,8 @@ class FeatureCache:
     def summary(self) -> str:
         """What it holds, in a line."""
         rows, size = sum(len(shard.rows) for shard in self.shards), sum(shard.bytes for shard in self.shards)
-        states = f"hidden states {self.stored}, the last" if self.stored else "the last hidden state"
+        stored = self.settings["taps"]
+        states = f"hidden states {stored}, the last" if stored else "the last hidden state"
         return (
             f"{self.folder}: {states} of {rows:,} rows, {self.settings['store']}, "
             f"{told(size)} in {len(self.shards):,} shards, all whole"
@@ -186,7 +187,7 @@ class FeatureCache:
             if taps is not None:
                 text = shard.taps(k)
                 if self.chosen is not None:
-                    text = text.view(len(text), len(self.stored), -1)[:, self.chosen].flatten(1)
+                    text = text.view(len(text), -1, self.width)[:, self.chosen].flatten(1)
                 taps[row, start : start + len(text)] = text.to(self.dtype)
         return Features(last, taps)
 

@@ -111,12 +111,21 @@ def export_head(head: DraftHead, to: str, folder: str | Path, *, backbone: Backb
         UserError: as `written`; or the folder cannot be written, or is not empty.
     """
     folder = Path(folder)
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UserError(f"{folder}: is not empty; give a new or empty folder")
+    check_empty(folder)
     files = written(head, to, backbone)
     with whole_folder(folder) as part:
         write_files(part, files)
     return folder
+
+
+def check_empty(folder: Path) -> None:
+    """Nothing may be written over.
+
+    Raises:
+        UserError: the folder holds something.
+    """
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder}: is not empty; give a new or empty folder")
 
 
 def write_files(folder: Path, files: Files) -> None:

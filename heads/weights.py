@@ -26,10 +26,14 @@ _KNOWN = (
 _INDEX = ".index.json"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A file of safetensors that whoever may read its folder may read: newer versions of `save_file` make one for the
-    writer alone, and hide what the system says of a full disk."""
-    path.write_bytes(save(dict(tensors), metadata={"format": "pt"}))
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """A file of safetensors, in place of `save_file`: newer versions of that write a file of their own beside `path`,
+    which a kill leaves there, make it readable for the writer alone, and hide what the system says of a full disk.
+
+    Args:
+        metadata: of the file; with several keys, their order changes from run to run. None: as transformers has it.
+    """
+    path.write_bytes(save(dict(tensors), metadata=dict(metadata or {"format": "pt"})))
 
 
 def read_config(source: Path) -> dict[str, Any]:

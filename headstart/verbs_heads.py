@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headstart.errors import UserError
 from headstart.verb import Verb
 
 
@@ -78,10 +77,10 @@ def _own(settings: ExportSettings) -> Path:
     import torch
 
     from headstart import load_backbone, load_head
+    from headstart.heads.exchange import check_empty
     from headstart.heads.format import provenance_of, save_head
 
-    if settings.out.is_dir() and any(settings.out.iterdir()):
-        raise UserError(f"{settings.out}: is not empty; give a new or empty folder")
+    check_empty(settings.out)
     backbone = load_backbone(settings.backbone) if settings.backbone else None
     dtype = getattr(torch, settings.dtype) if settings.dtype else None
     head = load_head(settings.head, backbone, dtype=dtype)

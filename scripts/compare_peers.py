@@ -20,11 +20,9 @@ import compare_trainers as shared
 
 from headstart import load_backbone
 from headstart.data.chats import read_chats
-from headstart.data.prepare import PrepareSettings, load_prepared, prepare
+from headstart.data.prepare import PrepareSettings, prepare
 from headstart.files import text_hash, write_jsonl, write_whole
-from headstart.heads.backbone import Backbone
 from headstart.heads.format import save_head
-from headstart.training.batches import Rows
 from headstart.training.start import counted
 
 TRAINERS = ("speculators", "specforge")
@@ -42,7 +40,7 @@ def rows(folder: Path, length: str, tokens: str, held_out: str, *files: str) -> 
     chosen = within(((one.key, one.messages) for one in chats), int(tokens), lambda chat: len(backbone.encode(chat)))
     write_jsonl(folder / "chats.jsonl", [{"messages": messages} for messages in chosen])
     prepare(backbone, PrepareSettings(input=[str(folder / "chats.jsonl")], out=folder / "rows", max_length=int(length)))
-    trained, held = parts(folder, backbone, length, held_out)
+    trained, held = shared.parts(folder, backbone, float(held_out), int(length))
     stand, now = folder / "facts.json", trained.hash()
     if stand.exists() and json.loads(stand.read_text())["hash"] != now:
         raise SystemExit(f"{folder} holds what was made of other rows; give another folder")
@@ -65,14 +63,10 @@ def within(chats: Iterable[tuple[str, Any]], tokens: int, length: Any) -> list[A
     return chosen
 
 
-def parts(folder: Path, backbone: Backbone, length: str, held_out: str) -> tuple[Rows, Rows]:
-    return Rows.of(load_prepared(folder / "rows", backbone)).parted(float(held_out), int(length))
-
-
 def features(folder: Path, length: str, held_out: str) -> None:
     """Those of rows that have none yet."""
     backbone = load_backbone("smollm2-135m", dtype="bfloat16")
-    trained, _ = parts(folder, backbone, length, held_out)
+    trained, _ = shared.parts(folder, backbone, float(held_out), int(length))
     shared.save_features(folder, backbone, trained)
     write_whole(folder / "features.done", "")
 
@@ -80,7 +74,7 @@ def features(folder: Path, length: str, held_out: str) -> None:
 def heads(folder: Path, length: str, held_out: str) -> None:
     """The head of the best rate of each trainer, by held-out accuracy, in our format; all of them are told."""
     backbone = load_backbone("smollm2-135m", dtype="bfloat16")
-    _, held = parts(folder, backbone, length, held_out)
+    _, held = shared.parts(folder, backbone, float(held_out), int(length))
     facts = json.loads((folder / "facts.json").read_text())
     for trainer in TRAINERS:
         best: tuple[float, Any, dict[str, Any]] | None = None

@@ -49,16 +49,10 @@ for one in "$@"; do
       ;;
   esac
 done
-mkdir -p "$dir"
-dir=$(cd "$dir" && pwd)
-here=$PWD/scripts/compare
-peers=${PEERS:-$dir/venvs}
+length=${LENGTH:-576} epochs=${EPOCHS:-1} kept=${KEPT:-4}
+. scripts/compare/trainers.sh
 economize=${ECONOMIZE:-$peers/economize}
-threads=${THREADS:-2}
-step=${STEP:-2} length=${LENGTH:-576} epochs=${EPOCHS:-1} kept=${KEPT:-4}
-torch=${HEADSTART_TORCH:-torch==2.13.0}
 held_out=0.05
-export OMP_NUM_THREADS=$threads
 say() { printf '\n== %s (%s)\n' "$*" "$(date +%H:%M:%S)"; }
 needs() { [ -e "$dir/$1" ] || { echo "compare_peers: there is no $dir/$1; run the step $2 first" >&2; exit 2; }; }
 own() { # of our own environment, which is made only where it is used
@@ -69,7 +63,6 @@ rows_of_a_step() {
   rows=$(((step * length * all + tokens / 2) / tokens))
   [ "$rows" -gt 0 ] || rows=1
 }
-. "$here/trainers.sh"
 
 step_environments() {
   own

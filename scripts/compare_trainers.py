@@ -86,9 +86,9 @@ def chats(rows: int) -> list[dict[str, Any]]:
     return made
 
 
-def parts(folder: Path, tokenizer: Any) -> tuple[Rows, Rows]:
+def parts(folder: Path, tokenizer: Any, held_out: float = HELD_OUT, length: int = LENGTH) -> tuple[Rows, Rows]:
     """Rows trained on and held out, as a recipe with this share splits them."""
-    return Rows.of(load_prepared(folder / "rows", tokenizer)).parted(HELD_OUT, LENGTH)
+    return Rows.of(load_prepared(folder / "rows", tokenizer)).parted(held_out, length)
 
 
 def save_maps(folder: Path, vocab: DraftVocab) -> None:

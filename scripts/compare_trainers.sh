@@ -24,20 +24,12 @@ case "${1:-}" in
     ;;
 esac
 
-mkdir -p "${1:-build/compare}"
-dir=$(cd "${1:-build/compare}" && pwd)
-here=$PWD/scripts/compare
-peers=${PEERS:-$dir/venvs}
-threads=${THREADS:-2}
-step=${STEP:-2}
-rows=$step length=576 epochs=1 kept=0
-torch=${HEADSTART_TORCH:-torch==2.13.0}
-export OMP_NUM_THREADS=$threads
+dir=${1:-build/compare} length=576 epochs=1 kept=0
+. scripts/compare/trainers.sh
+rows=$step
 venv=$(scripts/setup.sh fetch)
 ours=$(cd "$venv/bin" && pwd)
 say() { printf '\n== %s\n' "$*"; }
-
-. "$here/trainers.sh"
 
 environments
 

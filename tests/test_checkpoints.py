@@ -86,9 +86,9 @@ def test_a_signal_in_a_save_is_heeded_behind_it(undisturbed, rows, tmp_path, mon
     """The checkpoint is whole, and the run ends with it."""
     method, expected = undisturbed
     recipe = recipe_of(tmp_path / "run", rows, method, save__every=2)
-    plain = checkpoints.save_file
+    plain = checkpoints.write_tensors
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "save_file", lambda *given: (signal.raise_signal(signal.SIGTERM), plain(*given)))
+        patch.setattr(checkpoints, "write_tensors", lambda *given: (signal.raise_signal(signal.SIGTERM), plain(*given)))
         with pytest.raises(SystemExit) as ended:
             train(recipe, backbone=zoo.backbone())
     assert ended.value.code == 128 + signal.SIGTERM

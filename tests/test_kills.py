@@ -45,7 +45,7 @@ def child(name, deadly=0):
 
             return call
 
-        for place, what in ((os, "replace"), (os, "fsync"), (checkpoints, "save_file"), (torch, "save"),
+        for place, what in ((os, "replace"), (os, "fsync"), (checkpoints, "write_tensors"), (torch, "save"),
                             (checkpoints, "check_written"), (checkpoints.shutil, "rmtree")):
             setattr(place, what, counted(getattr(place, what)))
     silent = os.open(os.devnull, os.O_WRONLY)

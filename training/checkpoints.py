@@ -30,12 +30,12 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import UserError
 from ..files import whole_folder, write_whole
+from ..heads.weights import write_tensors
 from ..settings import dump_text
 from .processes import same_on_all
 from .recipe import Recipe, differences, load_recipe
@@ -138,9 +138,9 @@ def save(run: Path, state: State, weights: Mapping[str, Tensor], moments: Mappin
         return folder
     with whole_folder(folder) as part:
         try:
-            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, part / "head.safetensors")
+            write_tensors(part / "head.safetensors", {name: tensor.contiguous() for name, tensor in weights.items()})
             torch.save(moments, part / "optimizer.pt")
-        except (RuntimeError, SafetensorError) as error:  # both libraries hide the system's own error, a full disk say
+        except RuntimeError as error:  # torch hides the system's own error, a full disk say
             reason = str(error).splitlines()[0]
             raise UserError(f"{folder}: cannot be written, is the disk full? ({reason})") from error
         check_written(folder, load_file(part / "head.safetensors"), weights)

@@ -1,11 +1,25 @@
-# The two other trainers: their environments, and a run of each in the folder it is started in. To be sourced, with
+# The two other trainers: their environments, and a run of each in the folder it is started in. To be sourced where
+# scripts/ lies, with
 #
-# peers    where the environments are            ours     bin folder of our own environment
-# here     scripts/compare                       torch    which torch is installed
-# dir      what `prepare` or `features` made     threads  of each trainer
-# step     times length, the tokens of a step    rows     of a step, where a trainer counts rows
+# dir      what `prepare` or `features` made; it is made, and becomes a whole path
+# ours     bin folder of our own environment     rows     of a step, where a trainer counts rows
 # length   tokens of the longest row             epochs   over the rows
 # kept     checkpoints an epoch (0: only at its end)
+#
+# It sets
+#
+# here     scripts/compare                       peers    where the environments are (PEERS)
+# threads  of each trainer (THREADS)             step     times length, the tokens of a step (STEP)
+# torch    which torch is installed
+
+mkdir -p "$dir"
+dir=$(cd "$dir" && pwd)
+here=$PWD/scripts/compare
+peers=${PEERS:-$dir/venvs}
+threads=${THREADS:-2}
+step=${STEP:-2}
+torch=${HEADSTART_TORCH:-torch==2.13.0}
+export OMP_NUM_THREADS=$threads
 
 # environment NAME PACKAGES... -- PACKAGES THAT COME WITHOUT THEIR DEPENDENCIES...
 environment() {

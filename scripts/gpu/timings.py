@@ -21,6 +21,7 @@ from headstart.heads.base import DraftHead
 from headstart.inference.bench import answer_ours, answer_plainly
 from headstart.inference.drafter import HeadDrafter
 from headstart.inference.generator import Generator
+from headstart.inference.stats import Stats
 from headstart.inference.tree import Tree, parse_shape
 
 NODES = (1, 4, 8, 16, 32, 64)
@@ -126,10 +127,9 @@ def answers(run: Run, backbone: Backbone, heads: Heads, prompt: list[int]) -> No
             return
         answer_ours(generator, prompt, 8)
         ours = min((answer_ours(generator, prompt, limit) for _ in range(2)), key=lambda one: one.seconds["seconds"])
-        rate, rounds = len(ours.tokens) / ours.seconds["seconds"], ours.counts["rounds"]
-        length = 1 + sum(ours.counts["accepted"]) / rounds if rounds else 1.0
-        each = 1000 * (ours.seconds["seconds"] - ours.seconds["prefill"]) / max(rounds, 1)
-        table.rows.append((name, rate, rate / base, length, each))
+        stats, rate = Stats(**ours.counts), len(ours.tokens) / ours.seconds["seconds"]
+        rounds = 1000 * (ours.seconds["seconds"] - ours.seconds["prefill"]) / max(stats.rounds, 1)
+        table.rows.append((name, rate, rate / base, stats.acceptance_length, rounds))
 
 
 def _sides(backbone: Backbone, heads: Heads, answer: list[int]) -> Iterator[tuple[str, Generator]]:

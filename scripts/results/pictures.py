@@ -10,10 +10,9 @@ from typing import Any
 
 from headstart.files import write_whole
 from headstart.inference.plots import GRID, STYLE
+from headstart.training.plot import COLOURS
 from results.read import METHODS, Results, sides
 from results.targets import drafted
-
-COLOURS = ("#2563a8", "#e8923a", "#3f9b7f", "#b0417a", "#7a6cc3", "#8a7442", "#4aa5c9", "#c65b4a")
 
 
 def draw(found: Results, images: Path) -> dict[str, str]:
