@@ -9,10 +9,10 @@ Letters: T positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..heads.backbone import Backbone, Features
@@ -21,11 +21,11 @@ from .chance import Chance
 from .draft_model import same_tokens
 from .drafter import Drafter, HeadDrafter, NoDrafter, SamplingDrafter
 from .drafters import Factory, drafter_factory
+from .held import joined
+from .hybrid import Hybrid
 from .policy import Policy
 from .tree import Auto, Chain, Dynamic, Gain, Shape, Tree
 from .tuned import costs_of, entry
-
-PIECE = 512  # positions that a drafter reads at once
 
 
 def auto_factory(backbone: Backbone, drafter: Any, shape: Auto) -> Factory:
@@ -35,6 +35,8 @@ def auto_factory(backbone: Backbone, drafter: Any, shape: Auto) -> Factory:
     Raises:
         UserError: as `drafter_factory`.
     """
+    if isinstance(drafter, Hybrid) and isinstance(drafter.second, DraftHead) and drafter.learned:
+        return _measured(backbone, drafter, shape)
     make = drafter_factory(backbone, drafter, _largest(backbone, drafter, shape))
     first = make()
     if isinstance(first, NoDrafter):
@@ -46,6 +48,15 @@ def auto_factory(backbone: Backbone, drafter: Any, shape: Auto) -> Factory:
     policy = Policy(costs, shape, entry(backbone, drafter).get("survival", ()))
     policy.measure = lambda rows: costs_of(backbone, drafter, make(), timed, rows)
     return lambda: AutoDrafter(make(), policy)
+
+
+def _measured(backbone: Backbone, hybrid: Hybrid, shape: Auto) -> Factory:
+    """A hybrid, which has a policy of its own, by the costs of its head on this machine."""
+    most = _largest(backbone, hybrid.second, shape)
+    assert isinstance(most, Dynamic), "as heads have it"
+    head = drafter_factory(backbone, hybrid.second, most)()
+    costs = costs_of(backbone, hybrid.second, head, most, rows=[1])
+    return drafter_factory(backbone, replace(hybrid, costs=costs.at(1), read=costs.read), most)
 
 
 def _largest(backbone: Backbone, drafter: Any, shape: Auto) -> Shape | None:
@@ -131,21 +142,3 @@ class AutoDrafter:
         held, self._held, self.case.held = self._held, [], 0
         for features, ids in joined(held):
             self.inner.advance(features, ids)
-
-
-def joined(held: Sequence[tuple[Features, Sequence[int]]]) -> list[tuple[Features, Sequence[int]]]:
-    """Texts that follow each other, in pieces of some hundred positions: (1, T, .) features and T tokens each."""
-    found: list[tuple[list[Features], list[int]]] = []
-    for features, ids in held:
-        if not found or len(found[-1][1]) + len(ids) > PIECE:
-            found.append(([], []))
-        found[-1][0].append(features)
-        found[-1][1].extend(ids)
-    return [(_cat(features), ids) for features, ids in found]
-
-
-def _cat(features: Sequence[Features]) -> Features:
-    if len(features) == 1:
-        return features[0]
-    taps = [one.taps for one in features if one.taps is not None]
-    return Features(torch.cat([one.last for one in features], 1), torch.cat(taps, 1) if taps else None)

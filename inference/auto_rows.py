@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..heads.backbone import Features
-from .auto import AutoDrafter, joined
+from .auto import AutoDrafter
 from .drafter import Drafter, HeadDrafter
 from .head_rows import HeadRows
+from .held import joined
 from .policy import Case, Policy
 from .row import Row
 from .tree import Gain, Tree

@@ -5,7 +5,7 @@ None              plain decoding
 "suffix"          what followed the longest known suffix most often (suffix.py)
 "exit:6"          the backbone's own first 6 layers (copies.py)
 "int8"            the backbone itself in int8 (copies.py)
-"hybrid:NAME"     "suffix" first, and where it knows nothing any of these (hybrid.py)
+"hybrid:NAME"     "suffix" and any of these, as far as each is expected to pay (hybrid.py)
 a draft head, a `Backbone`, a `SuffixStore`, a `Hybrid` of any two of these, or any `Drafter`
 """
 
@@ -28,11 +28,13 @@ from .lookup import LookupDrafter
 from .suffix import SuffixDrafter, SuffixStore
 from .translate import TranslatedDrafter
 from .tree import Auto, Chain, Dynamic, Shape, Static, limited
+from .worth import Worth
 
 DEFAULT_SHAPE = Dynamic(depth=3, top_k=3, nodes=6)
 DEFAULT_LOOKUP = 5
 DEFAULT_SUFFIX = Dynamic(depth=8, top_k=3, nodes=8)
 DEFAULT_TRANSLATED = 4
+LOOKED_UP = Dynamic(depth=12, top_k=3, nodes=24)  # what a hybrid chooses from
 OWN_NODES = 64  # of trees whose size nothing says, where many rows share a forward
 
 Factory = Callable[[], Drafter]
@@ -186,8 +188,10 @@ def _of_model(backbone: Backbone, model: Backbone, shape: Shape | None) -> Facto
 
 def _of_hybrid(backbone: Backbone, hybrid: Hybrid, shape: Shape | None) -> Factory:
     """The shape is that of the second drafter."""
-    first, second = drafter_factory(backbone, hybrid.first, None), drafter_factory(backbone, hybrid.second, shape)
-    return lambda: HybridDrafter(first(), second(), hybrid.least, hybrid.joined)
+    wide = LOOKED_UP if hybrid.learned and (hybrid.first == "suffix" or isinstance(hybrid.first, SuffixStore)) else None
+    first, second = drafter_factory(backbone, hybrid.first, wide), drafter_factory(backbone, hybrid.second, shape)
+    worth = Worth(hybrid.costs, hybrid.read)
+    return lambda: HybridDrafter(first(), second(), hybrid.least, hybrid.joined, worth)
 
 
 _NAMES: dict[str, Callable[[Backbone, str, Shape | None], Factory]] = {

@@ -43,12 +43,7 @@ def trimmed(tree: Tree, depth: int, nodes: int) -> Tree:
     """The tree without what lies deeper than `depth`, and without all behind its first `nodes` nodes."""
     if tree.depth <= depth and len(tree) <= nodes:
         return tree
-    kept = [node for node, at in enumerate(tree.depths) if at <= depth][:nodes]
-    place = {node: number for number, node in enumerate(kept)}
-    parents = [-1, *(place[tree.parents[node]] for node in kept[1:])]
-    laws = None if tree.laws is None else {place[node]: law for node, law in tree.laws.items() if node in place}
-    shares = None if tree.shares is None else [tree.shares[node] for node in kept]
-    return Tree([tree.tokens[node] for node in kept], parents, laws, shares)
+    return tree.part([node for node, at in enumerate(tree.depths) if 0 < at <= depth][: nodes - 1])
 
 
 def _static(

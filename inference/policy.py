@@ -159,13 +159,4 @@ class Policy:
             rate = expected / costs.of(nodes, deepest)
             if rate > best:
                 best, width = rate, nodes
-        return [_kept(tree, order[: width - 1]) for tree, order in zip(trees, ordered, strict=True)]
-
-
-def _kept(tree: Tree, nodes: Sequence[int]) -> Tree:
-    """The tree of these nodes; with each of them its parent is there."""
-    kept = [0, *sorted(nodes)]
-    place = {node: number for number, node in enumerate(kept)}
-    shares = None if tree.shares is None else [tree.shares[node] for node in kept]
-    parents = [-1, *(place[tree.parents[node]] for node in kept[1:])]
-    return Tree([tree.tokens[node] for node in kept], parents, shares=shares)
+        return [tree.part(order[: width - 1]) for tree, order in zip(trees, ordered, strict=True)]

@@ -115,7 +115,7 @@ class SuffixDrafter:
 
 def grown(root: int, book: SuffixAutomaton, place: Place, depth: int, top_k: int, nodes: int) -> Tree:
     """The tree of the `nodes` most probable continuations by the automaton's counts, best first."""
-    tokens, parents = [root], [-1]
+    tokens, parents, shares = [root], [-1], [1.0]
     order = 0
     heap: list[tuple[float, int, int, int, int, Place]] = []  # -share, order, parent, depth, token, place
 
@@ -130,5 +130,6 @@ def grown(root: int, book: SuffixAutomaton, place: Place, depth: int, top_k: int
         share, _, parent, level, token, after = heapq.heappop(heap)
         tokens.append(token)
         parents.append(parent)
+        shares.append(-share)
         push(len(tokens) - 1, level, -share, after)
-    return Tree(tokens, parents)
+    return Tree(tokens, parents, shares=shares)

@@ -10,7 +10,7 @@ and draft depth d (from 0, as everywhere else) is tree depth d + 1.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -93,6 +93,15 @@ class Tree:
             if self.tokens[child] == token:
                 return child
         return None
+
+    def part(self, nodes: Iterable[int]) -> Tree:
+        """The tree of its root and these nodes; with each of them its parent has to be there."""
+        kept = [0, *sorted(nodes)]
+        place = {node: number for number, node in enumerate(kept)}
+        parents = [-1, *(place[self.parents[node]] for node in kept[1:])]
+        laws = None if self.laws is None else {place[node]: law for node, law in self.laws.items() if node in place}
+        shares = None if self.shares is None else [self.shares[node] for node in kept]
+        return Tree([self.tokens[node] for node in kept], parents, laws, shares)
 
     def check(self, root: int, vocab_size: int, budget: int) -> None:
         """That a drafter kept to its task.
