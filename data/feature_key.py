@@ -6,7 +6,7 @@ Letters: T positions of a row.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -53,6 +53,11 @@ class Reads:
     @classmethod
     def of(cls, head: DraftHead) -> Reads:
         return cls(tuple(head.taps), head.whole_last)
+
+    @classmethod
+    def all(cls, some: Sequence[Reads]) -> Reads:
+        """What all of these find what they read in."""
+        return cls(tuple(sorted({tap for one in some for tap in one.taps})), any(one.whole_last for one in some))
 
     def positions(self, mask: Array) -> tuple[int, Array]:
         """Of a row with this loss mask (T,): how many of its first positions have taps, and which have `last`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,6 +68,8 @@ class CacheSettings:
     """The method that will be trained; it says which hidden states are kept, and where."""
     taps: list[int] | None = None
     """The hidden states that the head fuses, where the recipe has them otherwise (head.taps)."""
+    also: list[str] = field(default_factory=list)
+    """Further methods that find all they read in the same folder; their recipes name it as data.cache."""
     max_length: int = 1024
     """Tokens of a row; it has to be the recipe's data.max_length."""
     store: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
@@ -97,7 +99,10 @@ def cache(settings: CacheSettings) -> None:
         "data.cache_store": settings.store,
         "precision.backbone": settings.dtype,
     }
-    made = cache_features(load_recipe(None, wanted), restart=settings.restart)
+    if settings.also and settings.out is None:
+        raise UserError("--also: only one method finds a folder by itself; say by --out where all of them look")
+    also = [load_recipe(None, {**wanted, "method": method, "head": {}}) for method in settings.also]
+    made = cache_features(load_recipe(None, wanted), also=also, restart=settings.restart)
     if os.environ.get("RANK", "0") == "0":  # the first of the processes that accelerate launched
         print(made.summary())
 

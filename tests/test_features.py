@@ -619,6 +619,20 @@ def test_medusa_heads_train_on_the_features_of_an_eagle_3_head(tmp_path: Path, p
         assert torch.equal(runs.weights(tmp_path / "run")[name], weight)
 
 
+def test_one_folder_serves_methods_that_read_otherwise(tmp_path: Path, prepared: Path) -> None:
+    folder = str(tmp_path / "features")
+    recipes = [runs.recipe(tmp_path / name, prepared, name, data__cache=folder) for name in ("eagle3", "eagle1")]
+    cache_features(recipes[0], zoo.backbone(), also=recipes[1:])
+    before = bytes_of(Path(folder))
+    for name in ("eagle3", "eagle1", "medusa"):
+        own = str(tmp_path / "features of its own" / name)
+        train(runs.recipe(tmp_path / f"own {name}", prepared, name, data__cache=own), backbone=zoo.backbone())
+        train(runs.recipe(tmp_path / name, prepared, name, data__cache=folder), backbone=zoo.backbone())
+        for part, weight in runs.weights(tmp_path / f"own {name}").items():
+            assert torch.equal(runs.weights(tmp_path / name)[part], weight)
+    assert bytes_of(Path(folder)) == before
+
+
 @pytest.mark.parametrize("store", ["auto", "int8"])
 def test_features_that_hold_more_serve_a_head_that_reads_less(tmp_path: Path, store: str) -> None:
     """Those of three taps, for Medusa heads and for a head of two taps; never the other way."""

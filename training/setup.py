@@ -7,7 +7,7 @@ first, then the backbone on its device, then rows by its tokenizer, and the head
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -246,16 +246,22 @@ def sketch_head(recipe: Recipe, backbone: Backbone) -> DraftHead:
         return method(config, vocab)
 
 
-def cache_features(recipe: Recipe, backbone: Backbone | None = None, *, restart: bool = False) -> FeatureCache:
+def cache_features(
+    recipe: Recipe, backbone: Backbone | None = None, *, also: Sequence[Recipe] = (), restart: bool = False
+) -> FeatureCache:
     """Make the features that a recipe trains on, or check every byte of those that are there; nothing is trained.
+
+    Args:
+        also: further recipes, for the same rows, whose heads are to find what they read there, too.
 
     Raises:
         UserError: as `set_up` does; the features would not fit on the disk, or another process is at work on them.
     """
-    _method(recipe)  # said before anything is loaded
+    for one in (recipe, *also):
+        _method(one)  # said before anything is loaded
     accelerator = _accelerator(recipe)
     backbone = backbone or _backbone(recipe, accelerator.device, precision_of(recipe, accelerator.device))
     prepared = in_turns(accelerator, lambda: prepared_rows(recipe.data, backbone))
-    reads = Reads.of(sketch_head(recipe, backbone))
+    reads = Reads.all([Reads.of(sketch_head(one, backbone)) for one in (recipe, *also)])
     weights = weights_hash(backbone.model)
     return features_of(recipe.data, backbone, weights, reads, prepared, accelerator, restart=restart, thorough=True)
