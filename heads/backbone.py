@@ -38,7 +38,8 @@ from .anatomy import (
 from .attention import attending, substitute
 from .cache import Cache, cache_argument
 from .forms import adapters, fingerprint, matrix_of, named_weights, place_of, rows_of, unwrapped
-from .mask import EVERYTHING, attention_mask, causal, positions, widened
+from .mask import EVERYTHING, attention_mask, behind, causal, positions, widened
+from .packed import Packing
 from .tapping import Tapping
 
 _FINISH: dict[str, Callable[[Tensor, float], Tensor]] = {  # in this order
@@ -115,6 +116,8 @@ class Backbone:
             warnings.warn(f"{self.name}: {note}{self.substitute}, whole texts keep it", stacklevel=2)
         self.cache_argument = cache_argument(self._decoder)
         self._tappings: dict[tuple[int, ...], Tapping] = {}
+        self.packs, self.packing = True, Packing()
+        """Whether decoding on a CPU may keep a second copy of its weights, laid out for the kernels (packed.py)."""
         self._left_out: set[str] | None = None
         """Fields of the config that should change the projection and do not, once that was looked up."""
 
@@ -233,7 +236,7 @@ class Backbone:
         if cache is not None and self._turn is not None:
             begun = self._past_turn(ids, ancestors, cache)
             if begun:
-                whole, tree = _behind(begun, ids, ancestors)
+                whole, tree = behind(begun, ids, ancestors)
                 cache.restart()
                 cache.remember(ids)
                 features = self._forward(whole, cache, tree, taps)
@@ -261,7 +264,8 @@ class Backbone:
             assert cache.pending + width == columns, f"{cache.pending} pending tokens, {columns} columns"
             cache.open(width)
             arguments[self.cache_argument] = cache
-        with self.tapping(taps) as tapping, attending(self.config, None if masks is None else self.substitute):
+        other = None if masks is None else self.substitute
+        with self.tapping(taps) as tapping, attending(self.config, other), self.packing.quick():
             output = self._decoder(input_ids=ids, position_ids=places, **arguments)
         return Features(output.last_hidden_state.to(ids.device), tapping.taken(ids.device))
 
@@ -292,6 +296,10 @@ class Backbone:
         normed = self._norm(hidden)
         assert isinstance(normed, Tensor)
         return normed.to(hidden.device)
+
+    def pack(self) -> None:
+        """Lay out the weights, if that may be: forwards without gradients are quicker. Again: follow their changes."""
+        self.packing.follow([*self._decoder.modules(), self._projection] if self.packs else [])
 
     def new_cache(self, rows: int = 1, capacity: int = 256) -> Cache:
         """An empty cache for this model."""
@@ -355,7 +363,8 @@ class Backbone:
         weight = getattr(self._projection, "weight", None)
         if isinstance(weight, Tensor) and weight.is_floating_point():
             hidden = hidden.to(weight.dtype)
-        projected = self._projection(hidden)
+        with self.packing.quick():
+            projected = self._projection(hidden)
         assert isinstance(projected, Tensor)
         return projected
 
@@ -388,13 +397,3 @@ class Backbone:
         if not ids:
             raise UserError("the prompt is empty: at least one token is needed")
         return list(ids)
-
-
-def _behind(text: Sequence[int], ids: Tensor, ancestors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """(1, S + T) ids of a text and the nodes behind it, and who sees whom among them."""
-    whole = torch.cat([torch.tensor([list(text)], device=ids.device), ids], 1)
-    if ancestors is None:
-        return whole, None
-    tree = causal(whole.shape[1], ids.device)
-    tree[len(text) :, len(text) :] = ancestors
-    return whole, tree

@@ -32,6 +32,8 @@ from ..settings import build as build_settings
 from ..settings import dump
 from . import chat
 from .backbone import Backbone, Features
+from .linear import Linear
+from .projection import Borrowed
 from .vocab import DraftVocab
 
 
@@ -203,6 +205,13 @@ class DraftHead(nn.Module):
             warnings.warn(f"{note}, but fewer of its drafts may be right", stacklevel=2)
         self._backbone = backbone
         return self
+
+    def pack(self) -> None:
+        """Lay out the weights, as they are now, for the kernels of a CPU (packed.py): decoding is quicker. A head that
+        is trained on is packed again before it decodes."""
+        for part in (*self.modules(), *vars(self).values()):
+            if isinstance(part, Linear | Borrowed):
+                part.pack()
 
     def _differences(self, backbone: Backbone, hashes: dict[str, str]) -> list[str]:
         """In what the backbone differs from the one it was trained on: weights or template, with both hashes."""

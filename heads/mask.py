@@ -112,3 +112,13 @@ def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """(B, T, S) bool to the (B, 1, T, S) float form that eager and sdpa attention both add."""
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
+
+
+def behind(text: Sequence[int], ids: Tensor, ancestors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """(1, S + T) ids of a text and the nodes behind it, and who sees whom among them."""
+    whole = torch.cat([torch.tensor([list(text)], device=ids.device), ids], 1)
+    if ancestors is None:
+        return whole, None
+    tree = causal(whole.shape[1], ids.device)
+    tree[len(text) :, len(text) :] = ancestors
+    return whole, tree

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .backbone import Backbone
-from .linear import linear
+from .linear import Blocks, linear
 from .vocab import DraftVocab
 
 
@@ -21,7 +21,12 @@ class Borrowed:
         self.backbone, bias = backbone, backbone.output_bias
         self.weight = vocab.rows(backbone.output_weight.detach())
         self.bias = None if bias is None else vocab.rows(bias.detach())
+        self.blocks: Blocks | None = None
+
+    def pack(self) -> None:
+        """Lay out the rows for the kernels of a CPU, where that is worth it."""
+        self.blocks = Blocks.of(self.weight)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """(..., H) behind a final norm to (..., Vd) logits, in the backbone's dtype, soft caps and scales included."""
-        return self.backbone.finish(linear(hidden.to(self.weight.dtype), self.weight, self.bias))
+        return self.backbone.finish(linear(hidden.to(self.weight.dtype), self.weight, self.bias, self.blocks))

@@ -53,6 +53,8 @@ def drafter_factory(backbone: Backbone, drafter: Any, shape: Shape | None) -> Fa
     """
     if isinstance(drafter, DraftHead):
         head = drafter.to(backbone.device).bind(backbone)
+        if backbone.packs:
+            head.pack()
         fitted = _fitted(shape or DEFAULT_SHAPE, head, noted=shape is not None)
         return lambda: HeadDrafter(head, fitted, backbone.device)
     if isinstance(drafter, Backbone):
@@ -177,6 +179,7 @@ def _of_exit(backbone: Backbone, rest: str, shape: Shape | None) -> Factory:
 
 
 def _of_model(backbone: Backbone, model: Backbone, shape: Shape | None) -> Factory:
+    model.pack()
     source = DraftModel(model, backbone.vocab_size)
     if same_tokens(backbone.tokenizer, model.tokenizer):
         return lambda: ModelDrafter(source, shape or DEFAULT_SHAPE)

@@ -46,11 +46,13 @@ class Intake:
         self._factories: dict[bool, Callable[[], Drafter]] = {}  # by whether drafts have to be chains
         self._fitting: set[str] = set()  # rules that were found to go with the drafter
         self._modules = [backbone.model, *modules_of(drafter)]
+        backbone.pack()
         self.factory(rule)
 
     def read(self, prompt: Any, options: Mapping[str, Any]) -> tuple[list[Asked], bool]:
         """All answers that are asked for, so that whatever is wrong with one is said before any work; and whether they
         are to come as a list."""
+        self.backbone.pack()  # follows weights that changed
         options = dict(options)
         rule = options.pop("rule", None) or self.rule
         self.factory(rule)

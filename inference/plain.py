@@ -66,6 +66,7 @@ def decode_group(
     """
     if not prompts:
         return []
+    backbone.pack()
     count = len(prompts)
     limits = [max_new_tokens] * count if isinstance(max_new_tokens, int) else max_new_tokens
     heats = [temperature] * count if isinstance(temperature, int | float) else temperature

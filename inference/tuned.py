@@ -105,6 +105,7 @@ def _facts(backbone: Backbone, drafter: Any) -> dict[str, Any]:
     return {
         "backbone": backbone.fingerprint(),
         "drafter": _weights(drafter),
+        "packed": backbone.packing.done,
         **running(backbone),
         **machine(),
     }

@@ -25,7 +25,7 @@
 # TOKENS   of an answer, at most (96)
 # SPEC     Spec-Bench questions of each of its six groups (10); CODE, MATH: of HumanEval and GSM8K (20 each)
 # DRAWN    of each group for drawn (10); BATCH: for batches (5); FEW: of each group for compiled and peers (2); ALL: in all480 (480)
-# TREE     of EAGLE3, alone and in the hybrid; TREE_EAGLE1, TREE_MEDUSA (else what trees_... found, else the usual ones)
+# TREE     of EAGLE3, where it is fixed; TREE_EAGLE1, TREE_MEDUSA (else what trees_... found, else the usual ones)
 # SETTINGS forms that trees compares ("chain:2 ... dynamic:6x4x24"); empty: all that `headstart tune` knows
 # PEERS    decoders as module:function, in scripts/ or installed, such as "rivals.economized:lookup" (docs/peers.md)
 # HEADS    for peers: heads that other tools trained, as NAME=FOLDER, such as "speculators=runs/speculators/head"
@@ -112,7 +112,7 @@ sides() {
   local found
   fixed=$(tree eagle3 "${TREE:-}")
   main=(--head heads/eagle3 --tree "$fixed")
-  heads=("hybrid:heads/eagle3@$fixed")
+  heads=("hybrid:heads/eagle3@auto")
   if [ -e heads/eagle1 ]; then
     found=$(tree eagle1 "${TREE_EAGLE1:-}")
     heads+=("heads/eagle1@$found")

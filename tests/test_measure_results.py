@@ -76,11 +76,11 @@ def test_the_default_parts_are_run_once_with_the_tree_that_was_found(measure: Me
     assert greedy[greedy.index("--every") + 1] == "8"  # 60 of 480, ten of each group
     assert greedy[greedy.index("--tree") + 1] == "dynamic:3x4x8"
     assert greedy[greedy.index("--also") + 1 :] == [
-        "heads/eagle3@auto", "hybrid:heads/eagle3@dynamic:3x4x8", "heads/eagle1@dynamic:3x3x6",
+        "heads/eagle3@auto", "hybrid:heads/eagle3@auto", "heads/eagle1@dynamic:3x3x6",
         "heads/medusa@dynamic:3x3x6", "none", "ngram", "suffix", "lookup",
     ]  # fmt: skip
     drawn = ran[4]
-    assert drawn[drawn.index("--also") + 1 :][:2] == ["hybrid:heads/eagle3@dynamic:3x4x8", "heads/medusa@dynamic:3x3x6"]
+    assert drawn[drawn.index("--also") + 1 :][:2] == ["hybrid:heads/eagle3@auto", "heads/medusa@dynamic:3x3x6"]
     assert drawn[drawn.index("--also") + 3] == "--temperature"
     for words, limit, every in ((ran[2], "20", "8"), (ran[3], "20", "65")):
         assert (words[words.index("--limit") + 1], words[words.index("--every") + 1]) == (limit, every)
@@ -115,7 +115,7 @@ def test_peers_and_heads_of_others_take_part(measure: Measure, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     first, whole, compiled = asked(tmp_path)
     assert first[first.index("--also") + 1 :] == [
-        "suffix", "lookup", "hybrid:heads/eagle3@dynamic:3x3x6", "heads/speculators@dynamic:3x3x6", "peer:a.b:c",
+        "suffix", "lookup", "hybrid:heads/eagle3@auto", "heads/speculators@dynamic:3x3x6", "peer:a.b:c",
         "peer:d:e",
     ]  # fmt: skip
     assert "--every" not in whole

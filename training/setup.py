@@ -225,9 +225,11 @@ def autocast_of(recipe: Recipe, device: torch.device) -> bool:
 
 
 def _backbone(recipe: Recipe, device: torch.device | None, dtype: torch.dtype) -> Backbone:
-    return load_backbone(
+    backbone = load_backbone(
         recipe.backbone, dtype=dtype, device=device, revision=recipe.revision, device_map=recipe.device_map
     )
+    backbone.packs = False  # measuring a few answers is not worth the memory of a second copy
+    return backbone
 
 
 def sketch_head(recipe: Recipe, backbone: Backbone) -> DraftHead:
