@@ -3,7 +3,7 @@
 - `.jsonl`, `.json`, `.csv`, each also with `.gz` or `.zst`; `.parquet`. A `.json` file may hold a list or lines.
 - a folder that `datasets` saved, or `user/name` of the Hub, as `NAME[/CONFIG][@REVISION][:SPLIT]` (without a split:
   train, or the only one).
-- `shipped`: the conversations that come with the package.
+- `shipped`: the conversations that come with the package; `shipped-long`: those of them about long texts.
 
 Rows are read one after another; nothing is held but the row at hand.
 """
@@ -26,7 +26,8 @@ from typing import IO, Any
 from ..errors import UserError, first_line
 from ..files import file_hash, text_hash
 
-SHIPPED = "shipped"
+SHIPPED = {"shipped": "shipped", "shipped-long": "shipped/long"}
+"""Names of what comes with the package, and the folders that hold it."""
 PACKED = (".gz", ".zst")
 SUFFIXES = tuple(f"{kind}{packed}" for kind in (".jsonl", ".json", ".csv") for packed in ("", *PACKED)) + (".parquet",)
 HUB = re.compile(
@@ -126,8 +127,8 @@ def files_of(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _sources(name: str) -> list[Source]:
-    if name == SHIPPED:
-        return [Source(str(path), path) for path in _shipped()]
+    if name in SHIPPED:
+        return [Source(str(path), path) for path in _shipped(SHIPPED[name])]
     path, (folder, _, split) = Path(name), name.rpartition(":")
     if path.is_file():
         if not path.name.lower().endswith(SUFFIXES):
@@ -151,8 +152,8 @@ def _saved(name: str, folder: Path, split: str | None) -> Source:
     return Source(name, folder, split)
 
 
-def _shipped() -> list[Path]:
-    folder = Path(__file__).parent / "shipped"
+def _shipped(place: str) -> list[Path]:
+    folder = Path(__file__).parent / place
     files = sorted(path for path in folder.glob("*") if path.name.endswith(SUFFIXES))
     if not files:
         raise UserError(f"{folder}: holds no conversations in this installation")

@@ -233,7 +233,10 @@ def test_shipped_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         files_of(["shipped"])
     (tmp_path / "shipped" / "README.md").write_text("card")
     (tmp_path / "shipped" / "a.jsonl").write_bytes(LINES)
+    (tmp_path / "shipped" / "long").mkdir()
+    (tmp_path / "shipped" / "long" / "b.jsonl").write_bytes(LINES)
     assert files_of(["shipped"]) == [tmp_path / "shipped" / "a.jsonl"]
+    assert files_of(["shipped-long"]) == [tmp_path / "shipped" / "long" / "b.jsonl"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
