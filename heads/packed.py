@@ -65,12 +65,13 @@ class Packed:
 
     def __enter__(self) -> Packed:
         for layer, forward in self._forwards:
-            layer.__dict__["forward"] = forward
+            layer.__dict__.setdefault("forward", forward)  # one that somebody put there meanwhile stays
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for layer, _ in self._forwards:
-            layer.__dict__.pop("forward", None)
+        for layer, forward in self._forwards:
+            if layer.__dict__.get("forward") is forward:
+                del layer.__dict__["forward"]
 
 
 class Packing:

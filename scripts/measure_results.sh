@@ -11,7 +11,7 @@
 #
 #   trees      3  tree sizes of EAGLE3 by `headstart tune`, on 12 questions that are measured nowhere else (SETTINGS);
 #                 its fastest fixed tree is taken from then on, where TREE names none
-#   greedy    33  one answer at a time, temperature 0, all in turn: `generate`, our loop, ngram, suffix, prompt lookup,
+#   greedy    33  one answer at a time, temperature 0, all in turn: `generate`, our loop, suffix, prompt lookup,
 #                 EAGLE3 (fixed and auto), EAGLE1, MEDUSA, and EAGLE3 with lookup; SPEC + CODE + MATH questions
 #   drawn     10  temperature 1: `generate`, our loop, EAGLE3 alone and with lookup, MEDUSA; DRAWN questions, first turns
 #   batches    6  4 and 8 at once through the engine, beside batches of `generate`; BATCH questions, first turns
@@ -144,7 +144,7 @@ for name in ${PARTS:-trees greedy drawn batches}; do
     trees_eagle1) choose eagle1 ;;
     trees_medusa) choose medusa ;;
     greedy)
-      all=("${main[@]}" --also heads/eagle3@auto "${heads[@]}" none ngram suffix lookup)
+      all=("${main[@]}" --also heads/eagle3@auto "${heads[@]}" none suffix lookup)
       spec greedy/spec_bench "${SPEC:-10}" "${all[@]}"
       other greedy/humaneval humaneval "${CODE:-20}" "${all[@]}"
       other greedy/gsm8k gsm8k_test "${MATH:-20}" "${all[@]}"

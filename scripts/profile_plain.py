@@ -28,9 +28,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--plain-weights", action="store_true", help="lay out none of them for the CPU")
     options = parser.parse_args(arguments)
     silence()
     backbone = load_backbone(options.backbone, dtype=options.dtype, device=options.device)
+    backbone.packs = not options.plain_weights
     generator = Generator(backbone, compile=options.compile)
     how = f"{'compiled, ' if options.compile else ''}{torch.get_num_threads()} threads"
     print(f"{backbone.name}, {backbone.dtype}, {backbone.device}, {how}, {options.max_new_tokens} new tokens\n")

@@ -83,7 +83,7 @@ def watched(generator: Generator, drafter: Any) -> Clock:
     graphs.update({taps: clock.timed("backbone", graph) for taps, graph in graphs.items()})
     if not graphs:
         clock.watch("backbone", backbone.decoder, "forward")
-    clock.watch("backbone", backbone._projection, "forward")
+    clock.watch("backbone", backbone, "_projected")
     if isinstance(drafter, DraftHead):
         for part, name in zip(DRAFTER, ("extend", "step"), strict=True):
             clock.watch(part, drafter, name)
@@ -129,9 +129,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=20)
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--plain-weights", action="store_true", help="lay out none of them for the CPU")
     options = parser.parse_args(arguments)
     silence()
     backbone = load_backbone(options.backbone, dtype=options.dtype, device=options.device)
+    backbone.packs = not options.plain_weights
     drafter = drafter_of(options.head, backbone)
     prompts = [encode(backbone, one, one.turns[0], False) for one in questions_of(options.suite)[: options.limit]]
     asked = {"max_new_tokens": options.max_new_tokens, "do_sample": False}

@@ -29,9 +29,9 @@ say() { printf '\n== %s\n' "$*"; }
 say "the backbone"
 "$headstart" fetch smollm2-135m
 
-# show HEAD BENCH [flags]: plain and drafted answers, then 20 prompts that no recipe trains on, into the folders BENCH-...
+# show HEAD OUT [flags]: plain and drafted answers in bf16, then 20 prompts that no recipe trains on
 show() {
-  local pair=(--backbone smollm2-135m --head "$1" "${@:3}") ask=(--suite shipped --limit 20 --max-new-tokens 64)
+  local pair=(--backbone smollm2-135m --head "$1" "${@:3}")
   say "plain and drafted, side by side"
   for prompt in \
     "Can you explain how a bicycle stays upright while it moves?" \
@@ -39,13 +39,13 @@ show() {
     printf '\n> %s\n' "$prompt"
     "$headstart" generate "${pair[@]}" --dtype bfloat16 --temperature 0 --max-new-tokens 120 --compare "$prompt"
   done
-  say "20 prompts that were not trained on: speed in bf16, then equality in fp32"
-  "$headstart" bench "${pair[@]}" --dtype bfloat16 "${ask[@]}" --out "$2-bf16"
-  "$headstart" bench "${pair[@]}" --dtype float32 "${ask[@]}" --out "$2-fp32"
+  say "20 prompts that were not trained on: speed in bf16"
+  measure bfloat16 "$2" "${pair[@]}"
 }
+measure() { "$headstart" bench --dtype "$1" --suite shipped --limit 20 --max-new-tokens 64 --out "$2" "${@:3}"; }
 
 if [ "${1:-}" = --shipped ]; then
-  show "$shipped" runs/shipped
+  show "hybrid:$shipped" runs/shipped/bench-bf16 # with lookup, which costs next to nothing
   exit
 fi
 
@@ -53,7 +53,10 @@ say "training an EAGLE-3 head (configs/quickstart.yaml)"
 "$headstart" train configs/quickstart.yaml "run=$run" "$@"
 
 head=$run/head
-show "$head" "$run/bench" --tree dynamic:2x3x4 # a small tree suits a young head
+tree=(--tree dynamic:2x3x4) # a small one suits a young head
+show "$head" "$run/bench-bf16" "${tree[@]}"
+say "the same prompts: equality in fp32"
+measure float32 "$run/bench-fp32" --backbone smollm2-135m --head "$head" "${tree[@]}"
 
 cat <<END
 

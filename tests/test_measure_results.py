@@ -77,7 +77,7 @@ def test_the_default_parts_are_run_once_with_the_tree_that_was_found(measure: Me
     assert greedy[greedy.index("--tree") + 1] == "dynamic:3x4x8"
     assert greedy[greedy.index("--also") + 1 :] == [
         "heads/eagle3@auto", "hybrid:heads/eagle3@auto", "heads/eagle1@dynamic:3x3x6",
-        "heads/medusa@dynamic:3x3x6", "none", "ngram", "suffix", "lookup",
+        "heads/medusa@dynamic:3x3x6", "none", "suffix", "lookup",
     ]  # fmt: skip
     drawn = ran[4]
     assert drawn[drawn.index("--also") + 1 :][:2] == ["hybrid:heads/eagle3@auto", "heads/medusa@dynamic:3x3x6"]

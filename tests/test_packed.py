@@ -45,6 +45,10 @@ def logits(backbone: Backbone) -> torch.Tensor:
     return backbone.logits(backbone.forward(IDS, taps=(0, 2)).last)
 
 
+def mlp_of(backbone: Backbone, layer: int) -> Any:
+    return backbone.layers[layer].mlp
+
+
 def layers(backbone: Backbone) -> int:
     return len(backbone.packing.packed.layers)
 
@@ -90,7 +94,7 @@ def test_weights_that_change_are_followed(change: str) -> None:
     backbone = backbone_of(torch.float32)
     generator = Generator(backbone)
     before = logits(backbone)
-    layer: Any = backbone.layers[1].mlp.up_proj  # type: ignore[union-attr]
+    layer = mlp_of(backbone, 1).up_proj
     with torch.no_grad():
         if change == "data":  # as peft merges an adapter
             layer.weight.data += 0.5 * torch.randn_like(layer.weight)
@@ -107,7 +111,7 @@ def test_weights_that_change_are_followed(change: str) -> None:
 
 def test_what_is_no_plain_layer_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = backbone_of(torch.float32)
-    mlp: Any = backbone.layers[0].mlp  # type: ignore[union-attr]
+    mlp = mlp_of(backbone, 0)
     parametrizations.weight_norm(mlp.gate_proj)
     kept = mlp.up_proj.forward
     mlp.up_proj.forward = lambda states: kept(states)  # as hooks of accelerate do
@@ -117,6 +121,12 @@ def test_what_is_no_plain_layer_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
     assert layers(backbone) == 4 * 7 + 1 - 3
     torch.testing.assert_close(logits(backbone), expected, rtol=1e-5, atol=1e-5)
     assert "forward" in mlp.up_proj.__dict__
+    calls, layer = list[int](), mlp_of(backbone, 1).up_proj
+    own = layer.forward
+    layer.forward = lambda states: calls.append(1) or own(states)  # somebody watches one that was laid out
+    torch.testing.assert_close(logits(backbone), expected, rtol=1e-5, atol=1e-5)
+    assert calls == [1]
+    assert "forward" in layer.__dict__
     monkeypatch.setattr(packed, "LEAST", 1 << 16)
     small = backbone_of(torch.float32)
     small.pack()
