@@ -42,7 +42,7 @@ show() {
   say "20 prompts that were not trained on: speed in bf16"
   measure bfloat16 "$2" "${pair[@]}"
 }
-measure() { "$headstart" bench --dtype "$1" --suite shipped --limit 20 --max-new-tokens 64 --out "$2" "${@:3}"; }
+measure() { "$headstart" bench --restart --dtype "$1" --suite shipped --limit 20 --max-new-tokens 64 --out "$2" "${@:3}"; }
 
 if [ "${1:-}" = --shipped ]; then
   show "hybrid:$shipped" runs/shipped/bench-bf16 # with lookup, which costs next to nothing
