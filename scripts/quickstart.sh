@@ -3,7 +3,7 @@
 # head for a few minutes on conversations that the model wrote itself, and shows plain and drafted answers side by side.
 #
 #   scripts/quickstart.sh [key=value ...]     settings of configs/quickstart.yaml that are to be otherwise
-#   scripts/quickstart.sh --shipped           trains nothing: shows the head that comes with headstart, in a minute
+#   scripts/quickstart.sh --shipped           trains nothing: shows the head that comes with headstart, in two minutes
 #
 # Needs Python 3.11 or newer, 2 GB of memory and 3 GB of disk; no GPU. Run it again and it goes on where it was.
 #
