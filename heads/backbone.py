@@ -299,7 +299,8 @@ class Backbone:
 
     def pack(self) -> None:
         """Lay out the weights, if that may be: forwards without gradients are quicker. Again: follow their changes."""
-        self.packing.follow([*self._decoder.modules(), self._projection] if self.packs else [])
+        wanted = self.packs and self.device.type == "cpu"
+        self.packing.follow(itertools.chain(self._decoder.modules(), [self._projection]) if wanted else [])
 
     def new_cache(self, rows: int = 1, capacity: int = 256) -> Cache:
         """An empty cache for this model."""

@@ -81,13 +81,13 @@ class Packing:
         self.packed = Packed([])
 
     def follow(self, modules: Iterable[nn.Module]) -> None:
-        """Lay out the layers among these modules, or those that changed since, where memory allows; of none, nothing is
-        kept."""
-        some = list(dict.fromkeys(modules))
-        if self.packed.layers and some:
+        """Lay out the layers among these modules, where memory allows, or what changed of them; of none, nothing is
+        kept. They are looked through only where nothing is laid out."""
+        if self.done and modules:
             self.packed.renew()
-        else:
-            self.packed = Packed(some if affordable(some) else [])
+            return
+        some = list(dict.fromkeys(modules))
+        self.packed = Packed(some if affordable(some) else [])
 
     @property
     def done(self) -> bool:

@@ -118,9 +118,9 @@ class HybridDrafter:
         tree, other, chances = looked, None, worth.first(self._matched).chances(looked)
         if budget and worth.asks(looked, chances, sum(len(ids) for _, ids in self._held), budget):
             other = self._asked(budget)
-            tree = merged(looked, other)
+            tree, places = united(looked, other)
             chances = [*chances, *[0.0] * (len(tree) - len(chances))]
-            for chance, node in zip(worth.second.chances(other), places(tree, other), strict=True):
+            for chance, node in zip(worth.second.chances(other), places, strict=True):
                 chances[node] = max(chances[node], chance)
         tree = worth.kept(tree, chances)
         self._round = looked, other, len(tree)
@@ -134,11 +134,12 @@ class HybridDrafter:
 
 
 def merged(one: Tree, other: Tree) -> Tree:
-    """Both trees in one, the first as it is, what they share only once.
+    """Both trees in one, the first as it is, what they share only once."""
+    return united(one, other)[0]
 
-    Args:
-        other: with the same root.
-    """
+
+def united(one: Tree, other: Tree) -> tuple[Tree, list[int]]:
+    """The same, and by node of `other`, which has the same root, its node there."""
     assert one.tokens[0] == other.tokens[0], "trees of different texts"
     tokens, parents = list(one.tokens), list(one.parents)
     place = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
@@ -150,14 +151,4 @@ def merged(one: Tree, other: Tree) -> Tree:
             tokens.append(token)
             parents.append(new[parent])
         new.append(place[key])
-    return Tree(tokens, parents)
-
-
-def places(tree: Tree, part: Tree) -> list[int]:
-    """By node of a part of a tree, its node there."""
-    found = [0]
-    for token, parent in list(zip(part.tokens, part.parents, strict=True))[1:]:
-        node = tree.child(found[parent], token)
-        assert node is not None, "no part of the tree"
-        found.append(node)
-    return found
+    return Tree(tokens, parents), new

@@ -102,6 +102,7 @@ def _path(drafter: Any) -> Path:
 
 
 def _facts(backbone: Backbone, drafter: Any) -> dict[str, Any]:
+    backbone.pack()  # as where it decodes: before that, it would be another setup
     return {
         "backbone": backbone.fingerprint(),
         "drafter": _weights(drafter),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from torch.nn.utils import parametrizations
 import zoo
 from headstart.heads import packed
 from headstart.heads.backbone import Backbone
+from headstart.heads.format import load_head, save_head
 from headstart.heads.linear import Linear
 from headstart.heads.methods import METHODS
 from headstart.inference.engine import Engine
 from headstart.inference.generator import Generator
+from headstart.inference.tuned import keep
 
 DTYPES = [torch.bfloat16, torch.float32]
 IDS = torch.tensor([[5, 17, 40, 8, 5, 17, 40]])
@@ -151,6 +154,19 @@ def test_where_it_cannot_be_or_is_not_wanted_nothing_is_laid_out(why: str, monke
         assert all(one.blocks is None for one in head.modules() if isinstance(one, Linear))
     assert torch.equal(logits(backbone), expected)
     packed.works.cache_clear()
+
+
+def test_what_tune_keeps_is_found_by_another_process(tmp_path: Path) -> None:
+    """Laid out or not is part of the setup, and is so before the first answer, too."""
+    backbone = backbone_of(torch.float32)
+    folder = save_head(METHODS["eagle3"].build(backbone), tmp_path / "head")
+    head = load_head(folder, backbone)
+    Generator(backbone, head).generate(IDS, **NO_END)
+    keep(backbone, head, tree="chain:2")
+    other = backbone_of(torch.float32)
+    assert str(Generator(other, load_head(folder, other)).tuned) == "chain:2"
+    other.packs = False
+    assert Generator(other, load_head(folder, other)).tuned is None
 
 
 def test_an_error_inside_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..heads import packed
 from ..heads.backbone import Backbone
 from ..heads.base import DraftHead
 from .log import memory
@@ -213,9 +213,4 @@ def free_bytes(device: torch.device) -> float:
     """Memory of this machine that a run could have; on a GPU, that GPU's."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo") as file:
-            found: Mapping[str, str] = dict(line.split(":", 1) for line in file)
-        return 1024.0 * int(found["MemAvailable"].split()[0])
-    except (OSError, KeyError):
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return float(packed.free_bytes() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
