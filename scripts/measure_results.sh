@@ -13,6 +13,8 @@
 #                 its fastest fixed tree is taken from then on, where TREE names none
 #   greedy    33  one answer at a time, temperature 0, all in turn: `generate`, our loop, suffix, prompt lookup,
 #                 EAGLE3 (fixed and auto), EAGLE1, MEDUSA, and EAGLE3 with lookup; SPEC + CODE + MATH questions
+#   long      17  some of them again with answers of up to LONG tokens: `generate`, EAGLE3 alone and with lookup, suffix,
+#                 prompt lookup; SPEC questions
 #   drawn     10  temperature 1: `generate`, our loop, EAGLE3 alone and with lookup, MEDUSA; DRAWN questions, first turns
 #   batches    6  4 and 8 at once through the engine, beside batches of `generate`; BATCH questions, first turns
 #   compiled   4  `generate` with a static cache and torch.compile, and our loop; FEW questions
@@ -22,13 +24,14 @@
 #
 #          Minutes are by arithmetic, and go with TOKENS and with the numbers of questions.
 #
-# TOKENS   of an answer, at most (96)
+# TOKENS   of an answer, at most (96)    LONG  in the part long (256)
 # SPEC     Spec-Bench questions of each of its six groups (10); CODE, MATH: of HumanEval and GSM8K (20 each)
 # DRAWN    of each group for drawn (10); BATCH: for batches (5); FEW: of each group for compiled and peers (2); ALL: in all480 (480)
 # TREE     of EAGLE3, where it is fixed; TREE_EAGLE1, TREE_MEDUSA (else what trees_... found, else the usual ones)
 # SETTINGS forms that trees compares ("chain:2 ... dynamic:6x4x24"); empty: all that `headstart tune` knows
 # PEERS    decoders as module:function, in scripts/ or installed, such as "rivals.economized:lookup" (docs/peers.md)
-# HEADS    for peers: heads that other tools trained, as NAME=FOLDER, such as "speculators=runs/speculators/head"
+# HEADS    for peers: heads that other tools trained, as NAME=FOLDER, such as "speculators=runs/speculators/head"; one named
+#          headstart is ours, trained as theirs were
 # THREADS  of everything (2); DTYPE (bfloat16); BACKBONE (smollm2-135m)
 #
 # A tree once used is kept in OUT/trees/*.txt, so that parts run on different days go together.
@@ -149,6 +152,9 @@ for name in ${PARTS:-trees greedy drawn batches}; do
       other greedy/humaneval humaneval "${CODE:-20}" "${all[@]}"
       other greedy/gsm8k gsm8k_test "${MATH:-20}" "${all[@]}"
       ;;
+    long)
+      tokens=${LONG:-256} spec long/spec_bench "${SPEC:-10}" --head heads/eagle3 --tree auto --also "${heads[0]}" suffix lookup
+      ;;
     drawn)
       some=("${heads[0]}")
       [ ! -e heads/medusa ] || some+=("${heads[${#heads[@]} - 1]}")
@@ -164,7 +170,7 @@ for name in ${PARTS:-trees greedy drawn batches}; do
       [ -n "${PEERS:-}${HEADS:-}" ] || fail "peers: PEERS names no function, and HEADS no head"
       for one in ${others[@]+"${others[@]}"}; do heads+=("heads/$one@$fixed"); done
       for one in ${PEERS:-}; do heads+=("peer:$one"); done
-      spec peers/spec_bench "${FEW:-2}" "${main[@]}" --also suffix lookup "${heads[@]}"
+      spec peers/spec_bench "${FEW:-2}" "${main[@]}" --also heads/eagle3@auto suffix lookup "${heads[@]}"
       ;;
     all480) bench all480/spec_bench --suite suites/spec_bench.jsonl --limit "${ALL:-480}" "${main[@]}" ;;
     *) fail "there is no part $name; --help lists them" ;;

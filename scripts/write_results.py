@@ -49,6 +49,7 @@ def page(found: Results, pictures: dict[str, str]) -> str:
         found.notes,
         _greedy(found, pictures),
         _limit(found),
+        _single("Longer answers", "long", found.long, _longer(found), overall),
         _single("Temperature 1", "drawn", found.drawn, DRAWN, lambda made: f"{loads(made)}{_under(load_groups(made))}"),
         _single("Several at once", "batches", found.batches, BATCHES, loads),
         _single("`generate` compiled", "compiled", found.compiled, COMPILED, overall),
@@ -117,6 +118,14 @@ def _greedy(found: Results, pictures: dict[str, str]) -> str:
         parts.append(f"### Tokens a round by group\n\n{by_group(found.greedy, 'acceptance_length')}")
         parts.append(_picture(pictures, "depth", "Acceptance by depth"))
     return "\n\n".join(part for part in parts if part)
+
+
+def _longer(found: Results) -> str:
+    if found.long is None:
+        return ""
+    made = found.long
+    limit, answers = made["setup"]["max_new_tokens"], made["all"]["overall"]["answers"]
+    return f"Answers of up to {limit} tokens to the same questions; {made['looping']} of {answers} answers loop."
 
 
 def _limit(found: Results) -> str:

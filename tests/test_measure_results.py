@@ -110,13 +110,22 @@ def test_an_interrupted_part_goes_on_and_others_settings_are_run_anew(measure: M
     assert "were measured with chain:3, not chain:4" in other.stderr
 
 
+def test_longer_answers_are_a_part_of_their_own(measure: Measure, tmp_path: Path) -> None:
+    assert measure(PARTS="long all480", LONG="300").returncode == 0
+    longer, whole = asked(tmp_path)
+    assert longer[longer.index("--max-new-tokens") + 1] == "300"
+    assert longer[longer.index("--also") + 1 :] == ["hybrid:heads/eagle3@auto", "suffix", "lookup"]
+    assert whole[whole.index("--max-new-tokens") + 1] == "96", "of that part alone"
+    cli.read(longer)
+
+
 def test_peers_and_heads_of_others_take_part(measure: Measure, tmp_path: Path) -> None:
     done = measure(PARTS="peers all480 compiled", PEERS="a.b:c d:e", HEADS="speculators=peers", EAGLE1="", MEDUSA="")
     assert done.returncode == 0, done.stderr
     first, whole, compiled = asked(tmp_path)
     assert first[first.index("--also") + 1 :] == [
-        "suffix", "lookup", "hybrid:heads/eagle3@auto", "heads/speculators@dynamic:3x3x6", "peer:a.b:c",
-        "peer:d:e",
+        "heads/eagle3@auto", "suffix", "lookup", "hybrid:heads/eagle3@auto", "heads/speculators@dynamic:3x3x6",
+        "peer:a.b:c", "peer:d:e",
     ]  # fmt: skip
     assert "--every" not in whole
     assert whole[whole.index("--limit") + 1] == "480"
@@ -145,5 +154,5 @@ def test_what_is_missing_is_told(measure: Measure, tmp_path: Path, given: dict[s
 def test_the_parts_are_told() -> None:
     done = subprocess.run(["bash", str(SCRIPT), "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
-    for part in ("trees", "greedy", "drawn", "batches", "compiled", "peers", "all480"):
+    for part in ("trees", "greedy", "long", "drawn", "batches", "compiled", "peers", "all480"):
         assert f"\n  {part} " in done.stdout

@@ -101,6 +101,7 @@ def everything(write: Callable[..., None], first: float = 2.4, worst: float = 1.
     write("drawn/spec_bench/load_report.json", load(setup, 1.0, drawn))
     many = {("alone", 1): 42.0, ("generate", 1): 40.0, ("generate", 4): 80.0, ("plain", 4): 90.0, ("engine", 4): 100.0}
     write("batches/spec_bench/load_report.json", load({**SETUP, **FIRST, "tree": "auto"}, 0.0, many))
+    write("long/spec_bench/report.json", bench({**setup, "max_new_tokens": 256}, SPEEDS, 3.0))
     plain = {**SETUP, "drafter": "none", "tree": None, "also": {read.COMPILED: {}}}
     write("compiled/spec_bench/report.json", bench(plain, {read.COMPILED: 1.1}, 1.05))
     peers = {"peer:rivals.economize:lookup": 1.3, "peer:rivals.vllm:eagle3": 1.5, "heads/speculators@chain:5": 1.8}
@@ -150,7 +151,8 @@ def test_a_whole_page_has_the_figures_and_passes_as_a_page(write, tmp_path):
     assert all((tmp_path / "docs" / "images" / name).stat().st_size > 5000 for name in pictures)
     commands = [words for language, _, block in test_docs.blocks(text) if language == "sh"
                 for words in test_docs.commands(block)]  # fmt: skip
-    assert len(commands) == 9  # eight benches and tune
+    assert len(commands) == 10  # nine benches and tune
+    assert "Answers of up to 256 tokens to the same questions; 6 of 12 answers loop." in text
     for words in commands:
         test_docs.check(words)
     (tmp_path / "docs" / "bench.md").write_text("")
@@ -196,6 +198,12 @@ def test_peers_are_compared_by_kind(name, kind):
     assert read.Side(role, label, None, own, {}, {}).kind == kind
 
 
+def test_a_head_of_ours_that_was_trained_as_the_others_is_ours():
+    role, label, own = read.told("heads/headstart@chain:5", {"drafter": "heads/headstart (eagle3)", "tree": "chain:5"})
+    assert (role, label, own) == ("eagle3", "EAGLE-3 head `headstart`, chain:5", True)
+    assert read.told("", {"drafter": "heads/specforge (eagle3)", "tree": "chain:5"})[2] is False
+
+
 def test_loops_and_one_slow_group_are_not_hidden(write, tmp_path):
     everything(write, worst=0.4)
     group = verdicts(tmp_path / "out")["the same: speed-up of every group of Spec-Bench"]
@@ -222,7 +230,7 @@ def test_what_is_missing_is_said(write, tmp_path):
     old.parent.mkdir(parents=True)
     old.write_bytes(b"of an earlier page")
     text = written(tmp_path)
-    for part in ("greedy", "drawn", "batches", "compiled", "peers", "all480", "trees"):
+    for part in ("greedy", "long", "drawn", "batches", "compiled", "peers", "all480", "trees"):
         assert f"Not measured yet: part `{part}`" in text
     assert "0 reached, 0 not reached, 12 not measured." in text
     assert "images/" not in text

@@ -16,6 +16,8 @@ SUITES = {"spec_bench": "Spec-Bench", "humaneval": "HumanEval", "gsm8k": "GSM8K"
 METHODS = {"eagle3": "EAGLE-3", "eagle1": "EAGLE-1", "medusa": "Medusa", "hydra": "Hydra"}
 LOOKUPS = ("ngram", "suffix", "lookup")
 COMPILED = "peer:rivals.compiled:generate"
+OWN_TRAINED = "headstart"
+"""Of HEADS, the one that headstart trained on what the others had."""
 NAMES = {
     "generate": "`generate`, eager", "none": "our loop, no drafts", "alone": "our loop, no drafts",
     "plain": "engine, no drafts", "ngram": "`ngram`", "suffix": "`suffix`", "lookup": "`generate` with prompt lookup",
@@ -71,6 +73,7 @@ class Results:
     folder: Path
     greedy: dict[str, Report]
     """By suite."""
+    long: Report | None
     drawn: Report | None
     batches: Report | None
     compiled: Report | None
@@ -85,8 +88,8 @@ class Results:
     def reports(self) -> dict[str, Report]:
         """All reports of benches, by part."""
         found = {f"greedy/{name}": one for name, one in self.greedy.items()}
-        single = {"drawn": self.drawn, "batches": self.batches, "compiled": self.compiled, "peers": self.peers,
-                  "all480": self.all480}  # fmt: skip
+        single = {"long": self.long, "drawn": self.drawn, "batches": self.batches, "compiled": self.compiled,
+                  "peers": self.peers, "all480": self.all480}  # fmt: skip
         return found | {f"{name}/spec_bench": one for name, one in single.items() if one}
 
 
@@ -96,14 +99,15 @@ def read(folder: Path) -> Results:
     Raises:
         UserError: there is no report at all, or a file is broken.
     """
-    bench = {name: _json(folder / f"{name}/spec_bench/report.json") for name in ("compiled", "peers", "all480")}
+    bench = {name: _json(folder / f"{name}/spec_bench/report.json") for name in ("long", "compiled", "peers", "all480")}
     load = {name: _json(folder / f"{name}/spec_bench/load_report.json") for name in ("drawn", "batches")}
     greedy = {name: made for name in SUITES if (made := _json(folder / f"greedy/{name}/report.json"))}
     trees = {path.parent.name: _tuned(path) for path in sorted((folder / "trees").glob("*/found.json"))}
     notes = folder / "notes.md"
     found = Results(
-        folder, greedy, load["drawn"], load["batches"], bench["compiled"], bench["peers"], bench["all480"], trees,
-        _json(folder / "curve.json") or [], notes.read_text(encoding="utf-8").strip() if notes.exists() else "",
+        folder, greedy, bench["long"], load["drawn"], load["batches"], bench["compiled"], bench["peers"],
+        bench["all480"], trees, _json(folder / "curve.json") or [],
+        notes.read_text(encoding="utf-8").strip() if notes.exists() else "",
     )  # fmt: skip
     if not found.reports:
         raise UserError(f"{folder}: no report is there; scripts/measure_results.sh SUITES {folder} makes them")
@@ -150,13 +154,14 @@ def told(name: str, facts: Report) -> tuple[str, str, bool]:
         return drafter, f"{NAMES[drafter]}, {tree}", True
     folder, _, rest = drafter.partition(" (")
     place = Path(folder.rpartition(":")[2]).name
-    own, form = place in METHODS or place in ("head", ""), f", {tree}" if tree else ""
+    plain = place in METHODS or place in ("head", "")
+    own, form = plain or place == OWN_TRAINED, f", {tree}" if tree else ""
     if drafter.startswith("hybrid:"):
         return "hybrid", f"{METHODS.get(place, f'head `{place}`')} with lookup{form}", own
     method = rest.rstrip(")")
     if method not in METHODS:
         return "other", f"`{drafter}`{form}", own
-    return method, METHODS[method] + ("" if own else f" head `{place}`") + form, own
+    return method, METHODS[method] + ("" if plain else f" head `{place}`") + form, own
 
 
 def command(text: str) -> str:
