@@ -20,6 +20,7 @@
 #   compiled   4  `generate` with a static cache and torch.compile, and our loop; FEW questions
 #   peers      3  (and the peers' own time) PEERS and HEADS in turn with our heads and lookups; FEW questions
 #   all480    48  plain against EAGLE3 on ALL questions of Spec-Bench
+#   curve      3  the heads of CURVE, on the questions of trees
 #   trees_eagle1, trees_medusa   3 each, as trees; before greedy, whose trees they choose
 #
 #          Minutes are by arithmetic, and go with TOKENS and with the numbers of questions.
@@ -32,6 +33,7 @@
 # PEERS    decoders as module:function, in scripts/ or installed, such as "rivals.economized:lookup" (docs/peers.md)
 # HEADS    for peers: heads that other tools trained, as NAME=FOLDER, such as "speculators=runs/speculators/head"; one named
 #          headstart is ours, trained as theirs were
+# CURVE    heads by the supervised tokens that they were trained on, "250000=runs/quarter/head 500000=runs/half/head"
 # THREADS  of everything (2); DTYPE (bfloat16); BACKBONE (smollm2-135m)
 #
 # A tree once used is kept in OUT/trees/*.txt, so that parts run on different days go together.
@@ -64,11 +66,19 @@ for pair in ${HEADS:-}; do
   ln -sfn "$(cd "${pair#*=}" && pwd)" "$out/heads/${pair%%=*}"
   others+=("${pair%%=*}")
 done
+curve=()
+for pair in ${CURVE:-}; do
+  [ -e "${pair#*=}/config.json" ] || fail "CURVE: ${pair#*=} holds no config.json"
+  [[ ${pair%%=*} =~ ^[0-9]+$ ]] || fail "CURVE: ${pair%%=*} is no number of tokens"
+  ln -sfn "$(cd "${pair#*=}" && pwd)" "$out/heads/curve-${pair%%=*}"
+  curve+=("heads/curve-${pair%%=*}")
+done
 for name in spec_bench humaneval gsm8k_test; do
   [ -e "$suites/$name.jsonl" ] || fail "$suites/$name.jsonl is missing"
   ln -sfn "$suites/$name.jsonl" "$out/suites/$name.jsonl"
 done
 cd "$out" # so that commands in reports name no folder of this machine
+awk 'NR % 40 == 4' suites/spec_bench.jsonl >suites/other.jsonl # asked in no part with results, as NR % n is 1 there
 
 # part NAME COMMAND...: once; the same command again is skipped
 part() {
@@ -104,7 +114,6 @@ choose() {
   local kind=$1
   shift
   [ -e "heads/$kind" ] || return 0
-  awk 'NR % 40 == 4' suites/spec_bench.jsonl >suites/other.jsonl # asked in no other part, as NR % n is 1 there
   tuned() { headstart tune "$@" >"trees/$kind/found.part" && mv "trees/$kind/found.part" "trees/$kind/found.json"; }
   part "trees/$kind" tuned "${common[@]}" --head "heads/$kind" --suite suites/other.jsonl --out "trees/$kind/tune" \
     ${1:+--settings "$@"} --limit 12 --runs 12 --confirm 3 --rows 1 --max-new-tokens 64 --no-save --json
@@ -171,6 +180,12 @@ for name in ${PARTS:-trees greedy drawn batches}; do
       for one in ${others[@]+"${others[@]}"}; do heads+=("heads/$one@$fixed"); done
       for one in ${PEERS:-}; do heads+=("peer:$one"); done
       spec peers/spec_bench "${FEW:-2}" "${main[@]}" --also heads/eagle3@auto suffix lookup "${heads[@]}"
+      ;;
+    curve)
+      [ -n "${CURVE:-}" ] || fail "curve: CURVE names no head"
+      more=()
+      for one in "${curve[@]:1}"; do more+=("$one@$fixed"); done
+      bench curve --suite suites/other.jsonl --head "${curve[0]}" --tree "$fixed" ${more[@]+--also "${more[@]}"}
       ;;
     all480) bench all480/spec_bench --suite suites/spec_bench.jsonl --limit "${ALL:-480}" "${main[@]}" ;;
     *) fail "there is no part $name; --help lists them" ;;

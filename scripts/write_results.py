@@ -2,11 +2,8 @@
 
     python scripts/write_results.py OUT [--docs docs]
 
-No figure is typed by hand: all are from the reports, and what is missing is said to be. Two files may lie beside them:
-
-    OUT/curve.json   acceptance against training: [{"tokens": 250000, "head": "eagle3", "acceptance_length": 2.1,
-                     "tree": "chain:5"}, ...]
-    OUT/notes.md     what is to be said of the figures; it goes into the page as it stands
+No figure is typed by hand: all are from the reports, and what is missing is said to be. OUT/notes.md may hold what is
+to be said of the figures; it goes into the page as it stands.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from results.read import METHODS, SUITES, Report, Results, read
 from results.tables import (
     by_group,
     commands,
+    curve,
     facts,
     groups_of,
     limit,
@@ -27,7 +25,6 @@ from results.tables import (
     loads,
     overall,
     reached,
-    table,
     trees,
 )  # fmt: skip
 from results.targets import targets
@@ -150,22 +147,18 @@ def _trees(found: Results, pictures: dict[str, str]) -> str:
         return f"## Size of the tree\n\n{_missing('trees')}"
     said = (
         "Replayed on recorded acceptance and measured costs (`headstart tune`); the best were run. Its questions are\n"
-        "asked nowhere else."
+        "asked in none of the parts above."
     )
     parts = [f"{METHODS.get(head, head)}:\n\n{trees(made)}" for head, made in found.trees.items()]
     return "\n\n".join(["## Size of the tree", said, _picture(pictures, "trees", "Speed by size of the tree"), *parts])
 
 
 def _curve(found: Results, pictures: dict[str, str]) -> str:
-    if not found.curve:
-        return "## More training\n\nNot measured yet."
-    rows = [
-        [f"{one['tokens']:,}", one["head"], one["tree"], f"{one['acceptance_length']:.2f}"]
-        for one in sorted(found.curve, key=lambda one: (one["head"], one["tree"], one["tokens"]))
-    ]
+    if found.curve is None:
+        return f"## More training\n\n{_missing('curve')}"
+    said = "Heads alone, on the questions by which trees are chosen; the cost of a round in plain steps of `generate`."
     picture = _picture(pictures, "curve", "Acceptance against training tokens")
-    points = table(["supervised tokens", "head", "tree", "tokens a round"], rows)
-    return "\n\n".join(part for part in ("## More training", picture, points) if part)
+    return "\n\n".join(part for part in ("## More training", said, picture, curve(found.curve)) if part)
 
 
 def _under(text: str) -> str:

@@ -119,6 +119,16 @@ def test_longer_answers_are_a_part_of_their_own(measure: Measure, tmp_path: Path
     cli.read(longer)
 
 
+def test_heads_of_a_curve_are_measured_on_the_questions_of_trees(measure: Measure, tmp_path: Path) -> None:
+    assert measure(PARTS="curve", CURVE="1000=one 2000=three").returncode == 0
+    (words,) = asked(tmp_path)
+    assert words[words.index("--suite") + 1] == "suites/other.jsonl"
+    assert words[words.index("--head") + 1] == "heads/curve-1000"
+    assert words[words.index("--also") + 1 :] == ["heads/curve-2000@dynamic:3x3x6"]
+    assert len((tmp_path / "out" / "suites" / "other.jsonl").read_text().split()) == 12
+    cli.read(words)
+
+
 def test_peers_and_heads_of_others_take_part(measure: Measure, tmp_path: Path) -> None:
     done = measure(PARTS="peers all480 compiled", PEERS="a.b:c d:e", HEADS="speculators=peers", EAGLE1="", MEDUSA="")
     assert done.returncode == 0, done.stderr
@@ -141,6 +151,9 @@ def test_peers_and_heads_of_others_take_part(measure: Measure, tmp_path: Path) -
         ({"EAGLE3": ""}, "EAGLE3 has to name"),
         ({"MEDUSA": "nowhere"}, "MEDUSA: nowhere holds no config.json"),
         ({"PARTS": "peers"}, "PEERS names no function"),
+        ({"PARTS": "curve"}, "CURVE names no head"),
+        ({"CURVE": "many=one"}, "CURVE: many is no number of tokens"),
+        ({"CURVE": "5=nowhere"}, "CURVE: nowhere holds no config.json"),
         ({"HEADS": "x=nowhere"}, "HEADS: nowhere holds no config.json"),
     ],
 )
@@ -154,5 +167,5 @@ def test_what_is_missing_is_told(measure: Measure, tmp_path: Path, given: dict[s
 def test_the_parts_are_told() -> None:
     done = subprocess.run(["bash", str(SCRIPT), "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
-    for part in ("trees", "greedy", "long", "drawn", "batches", "compiled", "peers", "all480"):
+    for part in ("trees", "greedy", "long", "drawn", "batches", "compiled", "peers", "all480", "curve"):
         assert f"\n  {part} " in done.stdout

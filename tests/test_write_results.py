@@ -117,8 +117,13 @@ def everything(write: Callable[..., None], first: float = 2.4, worst: float = 1.
     ]  # fmt: skip
     write("trees/eagle3/found.json", {"settings": settings})
     write("trees/eagle3/done", "headstart tune --suite suites/other.jsonl --backbone b\n")
-    write("curve.json", [{"tokens": n, "head": "eagle3", "acceptance_length": n / 1e6, "tree": "chain:5"}
-                         for n in (2_000_000, 1_000_000)])  # fmt: skip
+    heads = {
+        f"heads/curve-{n}": {"drafter": f"heads/curve-{n} (eagle3)", "tree": "chain:5"} for n in (1_000_000, 250_000)
+    }
+    first = {"drafter": "heads/curve-500000 (eagle3)", "tree": "chain:5"}
+    write(
+        "curve/report.json", bench({**SETUP, **first, "also": heads}, dict(zip(heads, (1.75, 1.25), strict=True)), 1.5)
+    )
 
 
 def written(tmp_path: Path) -> str:
@@ -142,7 +147,9 @@ def test_a_whole_page_has_the_figures_and_passes_as_a_page(write, tmp_path):
     assert "peer `rivals.vllm:eagle3`" in text
     assert "| 4 | EAGLE-3, auto | 100.0 | 2.50 | 1.25 (1.25) | 2.00 (2.00) | 6/6 |" in text
     assert "| 1 | EAGLE-3, chain:5 | 64.0 | 1.60 (1.60) | 2.00 (2.00) | 6/6 |" in text
-    assert "| 1,000,000 | eagle3 | chain:5 | 1.00 |" in text
+    lines = [line for line in text.splitlines() if re.match(r"\| [\d,]+0,000 \| EAGLE-3 \|", line)]
+    assert [line.split(" | ")[0][2:] for line in lines] == ["250,000", "500,000", "1,000,000"]
+    assert [line.split(" | ")[4][:4] for line in lines] == ["1.67", "2.00", "2.33"], "both answers, one twice as fast"
     assert "5.24.0" in text
     assert "/somewhere" not in text
     assert "/x/" not in text
@@ -151,7 +158,7 @@ def test_a_whole_page_has_the_figures_and_passes_as_a_page(write, tmp_path):
     assert all((tmp_path / "docs" / "images" / name).stat().st_size > 5000 for name in pictures)
     commands = [words for language, _, block in test_docs.blocks(text) if language == "sh"
                 for words in test_docs.commands(block)]  # fmt: skip
-    assert len(commands) == 10  # nine benches and tune
+    assert len(commands) == 11  # ten benches and tune
     assert "Answers of up to 256 tokens to the same questions; 6 of 12 answers loop." in text
     for words in commands:
         test_docs.check(words)
@@ -230,7 +237,7 @@ def test_what_is_missing_is_said(write, tmp_path):
     old.parent.mkdir(parents=True)
     old.write_bytes(b"of an earlier page")
     text = written(tmp_path)
-    for part in ("greedy", "long", "drawn", "batches", "compiled", "peers", "all480", "trees"):
+    for part in ("greedy", "long", "drawn", "batches", "compiled", "peers", "all480", "trees", "curve"):
         assert f"Not measured yet: part `{part}`" in text
     assert "0 reached, 0 not reached, 12 not measured." in text
     assert "images/" not in text
@@ -245,10 +252,10 @@ def test_notes_go_in_as_they_stand_and_broken_files_are_told(write, tmp_path, ca
     assert "no report is there" in capsys.readouterr().err
     everything(write)
     assert "\n\nIt was **warm** that day.\n\n" in written(tmp_path)
-    write("curve.json", "{")
+    write("curve/report.json", "{")
     with pytest.raises(SystemExit, match="2"):
         written(tmp_path)
-    assert "curve.json: not JSON" in capsys.readouterr().err
+    assert "curve/report.json: not JSON" in capsys.readouterr().err
 
 
 def test_a_side_that_failed_is_told(write, tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 from headstart.files import write_whole
 from headstart.inference.plots import GRID, STYLE
 from headstart.training.plot import COLOURS
-from results.read import METHODS, Results, sides
+from results.read import METHODS, Results, points, sides
 from results.targets import drafted
 
 
@@ -87,12 +87,11 @@ def _trees(axes: Any, found: Results) -> None:
 
 def _curve(axes: Any, found: Results) -> None:
     """A line for a head and tree."""
-    lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for one in found.curve:
-        lines.setdefault((one["head"], one["tree"]), []).append((one["tokens"], one["acceptance_length"]))
-    for place, ((head, tree), points) in enumerate(lines.items()):
-        colour = COLOURS[place % len(COLOURS)]
-        axes.plot(*zip(*sorted(points), strict=True), "o-", color=colour, label=f"{head}, {tree}")
+    lines: dict[str, list[tuple[float, float | None]]] = {}
+    for tokens, side in points(found.curve or {}):
+        lines.setdefault(f"{METHODS[side.role]}, {side.tree}", []).append((tokens, side.length()))
+    for place, (label, line) in enumerate(lines.items()):
+        axes.plot(*zip(*line, strict=True), "o-", color=COLOURS[place % len(COLOURS)], label=label)
     axes.set_xscale("log")
     axes.set_title("Acceptance by training tokens")
     axes.set_xlabel("supervised tokens")
@@ -102,5 +101,5 @@ def _curve(axes: Any, found: Results) -> None:
 PICTURES: dict[str, tuple[Callable[[Any, Results], None], Callable[[Results], bool]]] = {
     "depth": (_depth, lambda found: "spec_bench" in found.greedy),
     "trees": (_trees, lambda found: bool(found.trees)),
-    "curve": (_curve, lambda found: bool(found.curve)),
+    "curve": (_curve, lambda found: found.curve is not None),
 }

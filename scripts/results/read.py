@@ -81,7 +81,7 @@ class Results:
     all480: Report | None
     trees: dict[str, Report]
     """What `headstart tune` found, by head."""
-    curve: list[dict[str, Any]]
+    curve: Report | None
     notes: str
 
     @property
@@ -90,7 +90,8 @@ class Results:
         found = {f"greedy/{name}": one for name, one in self.greedy.items()}
         single = {"long": self.long, "drawn": self.drawn, "batches": self.batches, "compiled": self.compiled,
                   "peers": self.peers, "all480": self.all480}  # fmt: skip
-        return found | {f"{name}/spec_bench": one for name, one in single.items() if one}
+        found |= {f"{name}/spec_bench": one for name, one in single.items() if one}
+        return found | ({"curve": self.curve} if self.curve else {})
 
 
 def read(folder: Path) -> Results:
@@ -106,7 +107,7 @@ def read(folder: Path) -> Results:
     notes = folder / "notes.md"
     found = Results(
         folder, greedy, bench["long"], load["drawn"], load["batches"], bench["compiled"], bench["peers"],
-        bench["all480"], trees, _json(folder / "curve.json") or [],
+        bench["all480"], trees, _json(folder / "curve/report.json"),
         notes.read_text(encoding="utf-8").strip() if notes.exists() else "",
     )  # fmt: skip
     if not found.reports:
@@ -162,6 +163,12 @@ def told(name: str, facts: Report) -> tuple[str, str, bool]:
     if method not in METHODS:
         return "other", f"`{drafter}`{form}", own
     return method, METHODS[method] + ("" if plain else f" head `{place}`") + form, own
+
+
+def points(made: Report) -> list[tuple[int, Side]]:
+    """The heads of the part curve, by the supervised tokens that they were trained on."""
+    found = [(re.search(r"curve-(\d+)", side.label), side) for side in sides(made)]
+    return sorted(((int(match[1]), side) for match, side in found if match), key=lambda point: point[0])
 
 
 def command(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from results.read import NAMES, SUITES, Report, Results, Side, command, sides, told
+from results.read import METHODS, NAMES, SUITES, Report, Results, Side, command, points, sides, told
 from results.targets import drafted, share, targets
 
 FACTS = ("backbone", "dtype", "attention", "device", "cpu", "cores", "threads", "torch", "transformers", "python",
@@ -138,6 +138,19 @@ def reached(found: Results) -> str:
         wanted = f"{f(one.least)} to {f(one.most)}" if one.most is not None else f"{f(one.least)} or more"
         rows.append([one.text, wanted, both(one.all, one.clean) if one.all else "-", one.by, f"**{one.verdict}**"])
     return table(["what", "wanted", "measured", "by", ""], rows)
+
+
+def curve(made: Report) -> str:
+    """Heads by what they were trained on."""
+    rows = []
+    for tokens, side in points(made):
+        costs = side.all["overall"]["costs"]
+        spent = sum(costs[name] for name in ("verify", "draft", "rest")) if costs else None
+        rows.append([
+            f"{tokens:,}", METHODS[side.role], both(side.length(), side.length(clean=True)), f(spent),
+            both(side.speed(), side.speed(clean=True)),
+        ])  # fmt: skip
+    return table(["supervised tokens", "head", "tokens a round", "cost of a round", "speed-up"], rows)
 
 
 def limit(made: Report) -> str:
