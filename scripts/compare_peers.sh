@@ -15,7 +15,7 @@
 # economize-eagle3  EAGLE-3 by economize, in DIR/runs/economize-eagle3/final, for MINUTES or STEPS
 # economize-medusa  Medusa by economize, in DIR/runs/economize-medusa/final, the same
 # choose            how many tokens a round pay for economize, and in what tree; what is best is in DIR/economize.env
-# env               the environment variables that scripts/rivals/ needs, to be sourced
+# env               the environment variables that scripts/rivals/economized.py needs, to be sourced
 #
 # CHATS       files of chats, as data.train of a recipe takes them (shipped)
 # TOKENS      of the conversations that are taken (200000), by a hash of each, so that more are a superset
@@ -155,9 +155,6 @@ step_choose() {
 
 step_env() {
   local one
-  for one in speculators specforge; do
-    [ ! -e "$dir/heads/$one" ] || echo "export PEER_${one^^}=$dir/heads/$one"
-  done
   for one in eagle3 medusa; do
     [ ! -e "$dir/runs/economize-$one/final" ] || echo "export PEER_ECONOMIZE_${one^^}=$dir/runs/economize-$one/final"
   done

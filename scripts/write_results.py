@@ -121,8 +121,11 @@ def _longer(found: Results) -> str:
     if found.long is None:
         return ""
     made = found.long
-    limit, answers = made["setup"]["max_new_tokens"], made["all"]["overall"]["answers"]
-    return f"Answers of up to {limit} tokens to the same questions; {made['looping']} of {answers} answers loop."
+    limit, whole = made["setup"]["max_new_tokens"], made["all"]["overall"]
+    return (
+        f"{whole['questions']} of these questions with answers of up to {limit} tokens; {made['looping']} of\n"
+        f"{whole['answers']} answers loop."
+    )
 
 
 def _limit(found: Results) -> str:

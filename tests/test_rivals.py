@@ -14,8 +14,6 @@ import torch
 
 import zoo
 from headstart.heads.backbone import Backbone
-from headstart.heads.eagle3 import Eagle3
-from headstart.heads.format import save_head
 from headstart.inference.generator import Generator
 from headstart.inference.rivals import peer
 from headstart.inference.traffic import Ask
@@ -40,24 +38,6 @@ def greedy(backbone: Backbone, ids: list[int], count: int = 12) -> list[int]:
 def asked(name: str, backbone: Backbone, temperature: float = 0.0) -> list[dict[str, Any]]:
     options = {"max_new_tokens": 12, "temperature": temperature}
     return peer(backbone, name)([Ask(list(ids), options) for ids in PROMPTS], lambda: None)
-
-
-@pytest.mark.parametrize("trainer", ["speculators", "specforge"])
-def test_heads_of_others_draft_in_our_loop(trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backbone = zoo.backbone()
-    save_head(Eagle3.build(backbone), tmp_path / "head")
-    monkeypatch.setenv(f"PEER_{trainer.upper()}", str(tmp_path / "head"))
-    monkeypatch.setenv("PEER_TREE", "chain:2")
-    rows = asked(f"rivals.imported:{trainer}", backbone)
-    assert [row["tokens"] for row in rows] == [greedy(backbone, list(ids)) for ids in PROMPTS]
-    assert all(sum(count for _, count in row["came"]) == len(row["tokens"]) for row in rows)
-    assert all(len(row["tokens"]) for row in asked(f"rivals.imported:{trainer}", backbone, 1.0))
-
-
-def test_a_head_that_is_not_named_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PEER_SPECFORGE", raising=False)
-    with pytest.raises(RuntimeError, match="PEER_SPECFORGE has to name the folder of a head"):
-        asked("rivals.imported:specforge", zoo.backbone())
 
 
 def test_compiled_answers_are_the_greedy_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,8 +93,11 @@ def _curve(axes: Any, found: Results) -> None:
     for place, (label, line) in enumerate(lines.items()):
         axes.plot(*zip(*line, strict=True), "o-", color=COLOURS[place % len(COLOURS)], label=label)
     axes.set_xscale("log")
+    axes.set_xticks(sorted({tokens for line in lines.values() for tokens, _ in line}))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}")
+    axes.minorticks_off()
     axes.set_title("Acceptance by training tokens")
-    axes.set_xlabel("supervised tokens")
+    axes.set_xlabel("supervised tokens, millions")
     axes.set_ylabel("tokens a round")
 
 

@@ -2,5 +2,4 @@
 
 - `compiled`: transformers' own `generate` with a static cache and torch.compile
 - `economized`: economize's lookup, EAGLE-3 and Medusa
-- `imported`: our loop with heads that other trainers made
 """
