@@ -54,23 +54,23 @@ export OMP_NUM_THREADS=$threads
 common=(--backbone "${BACKBONE:-smollm2-135m}" --dtype "${DTYPE:-bfloat16}")
 every() { echo $((80 / $1)); } # Spec-Bench has 80 questions of each group, one group after the other
 
+link() { # VARIABLE FOLDER NAME: a head, as heads/NAME
+  [ -e "$2/config.json" ] || fail "$1: $2 holds no config.json"
+  ln -sfn "$(cd "$2" && pwd)" "$out/heads/$3"
+}
+
 [ -n "${EAGLE3:-}" ] || fail "EAGLE3 has to name the folder of a head"
 for kind in EAGLE3 EAGLE1 MEDUSA; do
-  [ -n "${!kind:-}" ] || continue
-  [ -e "${!kind}/config.json" ] || fail "$kind: ${!kind} holds no config.json"
-  ln -sfn "$(cd "${!kind}" && pwd)" "$out/heads/${kind,,}"
+  [ -z "${!kind:-}" ] || link "$kind" "${!kind}" "${kind,,}"
 done
-others=()
+others=() curve=()
 for pair in ${HEADS:-}; do
-  [ -e "${pair#*=}/config.json" ] || fail "HEADS: ${pair#*=} holds no config.json"
-  ln -sfn "$(cd "${pair#*=}" && pwd)" "$out/heads/${pair%%=*}"
+  link HEADS "${pair#*=}" "${pair%%=*}"
   others+=("${pair%%=*}")
 done
-curve=()
 for pair in ${CURVE:-}; do
-  [ -e "${pair#*=}/config.json" ] || fail "CURVE: ${pair#*=} holds no config.json"
   [[ ${pair%%=*} =~ ^[0-9]+$ ]] || fail "CURVE: ${pair%%=*} is no number of tokens"
-  ln -sfn "$(cd "${pair#*=}" && pwd)" "$out/heads/curve-${pair%%=*}"
+  link CURVE "${pair#*=}" "curve-${pair%%=*}"
   curve+=("heads/curve-${pair%%=*}")
 done
 for name in spec_bench humaneval gsm8k_test; do

@@ -2,8 +2,8 @@
 
     python scripts/write_results.py OUT [--docs docs]
 
-No figure is typed by hand: all are from the reports, and what is missing is said to be. OUT/notes.md may hold what is
-to be said of the figures; it goes into the page as it stands.
+No figure of a table or picture is typed by hand: all are from the reports, and what is missing is said to be.
+OUT/notes.md may hold what is to be said of the figures; it goes into the page as it stands.
 """
 
 from __future__ import annotations

@@ -83,12 +83,24 @@ class Fake(ModuleType):
         return SimpleNamespace(tokens=torch.tensor(tokens), cost=SimpleNamespace(events=events))
 
 
-def test_economize_is_asked_as_everyone_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    backbone = zoo.backbone()
-    fake = Fake(backbone)
+def install(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in (("economize", fake), ("economize.techniques", fake.techniques)):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "economize.techniques.lookup", fake.lookup)
+
+
+def test_a_head_that_is_not_named_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = zoo.backbone()
+    install(Fake(backbone), monkeypatch)
+    monkeypatch.delenv("PEER_ECONOMIZE_EAGLE3", raising=False)
+    with pytest.raises(RuntimeError, match="PEER_ECONOMIZE_EAGLE3 has to name the folder of a head"):
+        asked("rivals.economized:eagle3", backbone)
+
+
+def test_economize_is_asked_as_everyone_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = zoo.backbone()
+    fake = Fake(backbone)
+    install(fake, monkeypatch)
     monkeypatch.setenv("PEER_LOOKUP_CYCLE", "5")
     rows = asked("rivals.economized:lookup", backbone)
     assert [row["tokens"] for row in rows] == [greedy(backbone, list(ids)) for ids in PROMPTS]

@@ -195,7 +195,8 @@ def test_targets_are_judged_by_the_reports(write, tmp_path):
     ("name", "kind"),
     [
         ("peer:rivals.economized:lookup", "lookup"), ("peer:rivals.economized:medusa", "medusa"),
-        ("peer:rivals.economized:eagle3", "eagle3"), (read.COMPILED, "compiled"), ("peer:a:b", "other"),
+        ("peer:rivals.economized:eagle3", "eagle3"), ("peer:elsewhere:speculators", "eagle3"),
+        ("peer:elsewhere:specforge", "eagle3"), (read.COMPILED, "compiled"), ("peer:a:b", "other"),
     ],
 )  # fmt: skip
 def test_peers_are_compared_by_kind(name, kind):

@@ -87,8 +87,9 @@ def _trees(axes: Any, found: Results) -> None:
 
 def _curve(axes: Any, found: Results) -> None:
     """A line for a head and tree."""
+    assert found.curve is not None
     lines: dict[str, list[tuple[float, float | None]]] = {}
-    for tokens, side in points(found.curve or {}):
+    for tokens, side in points(found.curve):
         lines.setdefault(f"{METHODS[side.role]}, {side.tree}", []).append((tokens, side.length()))
     for place, (label, line) in enumerate(lines.items()):
         axes.plot(*zip(*line, strict=True), "o-", color=COLOURS[place % len(COLOURS)], label=label)
